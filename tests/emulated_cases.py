@@ -475,6 +475,7 @@ class Attention(NamedTuple):
     pitch: int = 0  # elements from one row to the next; 0: d
     size: int = 1  # of numbers
     split: int = 0  # keys of a block; 0: as is chosen
+    hopper: int = 0
     plan: str = ""
 
 
@@ -492,11 +493,26 @@ ATTENTION = {
     "two keys": Attention(200, 2, 80, "float32", causal=1),
     "more queries than keys": Attention(260, 20, 64, causal=1),
     "more keys than queries": Attention(20, 260, 128, causal=1),
-    "keys in three parts": Attention(1, 800, 128, plan="vectors=1 splits=3"),
-    "parts without vectors": Attention(3, 530, 33, "float16", pitch=37, plan="0 splits=2"),
+    "keys in three parts": Attention(1, 800, 128, plan="splits=3"),
+    "parts without vectors": Attention(3, 530, 33, "float16", pitch=37, plan="splits=2"),
     "parts of large scores": Attention(5, 520, 64, "float32", size=1000, plan="splits=2"),
     "parts of many rows": Attention(150, 140, 128, "float16", split=64, plan="splits=3"),
     "parts of which some see nothing": Attention(150, 140, 64, causal=1, split=64),
     "float32 parts": Attention(40, 200, 256, "float32", 1, split=32),
     "float64 parts": Attention(33, 100, 64, "float64", split=16, plan="splits=7"),
+    **{
+        f"hopper, {dtype}, {d}{', causal' * causal}": Attention(
+            m, n, d, dtype, causal, hopper=1, plan="hopper=1"
+        )
+        for dtype in ("bfloat16", "float16")
+        for m, n, d, causal in ((150, 300, 64, 0), (260, 280, 128, 1), (70, 200, 256, 1))
+    },
+    "hopper, many steps": Attention(500, 900, 64, hopper=1, plan="hopper=1 splits=1"),
+    "hopper, part of a row": Attention(
+        150, 140, 80, "float16", pitch=96, hopper=1, plan="hopper=1"
+    ),
+    "hopper, large scores": Attention(70, 400, 64, size=1000, hopper=1, plan="hopper=1"),
+    "hopper, more queries than keys": Attention(300, 20, 64, causal=1, hopper=1, plan="hopper=1"),
+    "hopper, parts": Attention(140, 700, 128, split=256, hopper=1, plan="hopper=1 splits=3"),
+    "hopper, parts that see nothing": Attention(300, 300, 64, causal=1, split=128, hopper=1),
 }

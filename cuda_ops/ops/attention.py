@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,8 @@ from cuda_ops.derive import rules
 from cuda_ops.derive.arguments import bind
 from cuda_ops.derive.checks import dtype_name, refuse
 from cuda_ops.hookspecs import hookimpl
-from cuda_ops.spec import AutocastPolicy, BenchmarkCase, Claims, OpSpec, Peer
+from cuda_ops.ops import _tuned
+from cuda_ops.spec import AutocastPolicy, BenchmarkCase, Candidates, Claims, OpSpec, Peer
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -155,6 +157,27 @@ def _flops(*shapes: Sequence[int]) -> int:
     heads = torch.broadcast_shapes(*(shape[:-2] for shape in shapes))
     flops: int = 4 * math.prod(heads) * q[-2] * k[-2] * q[-1]
     return flops
+
+
+# --- tuning -------------------------------------------------------------------------------
+
+
+@hookimpl
+def cuda_ops_candidates(op: OpSpec) -> Candidates | None:
+    if op.name != "attention":
+        return None
+
+    def sizes(q: Any, k: Any, v: Any, causal: bool = False, scale: Any = None) -> tuple[int, int]:
+        rows: int = q.shape[-2] * (1 if causal else _groups(op, q, k, v))
+        return rows, k.shape[-2]
+
+    return Candidates({"the kernel for Hopper": {"hopper": 1}}, sizes)
+
+
+@hookimpl
+def cuda_ops_op_loaded(op: OpSpec, library: Path) -> None:
+    if op.name == "attention":
+        _tuned.use_stored(op, library)
 
 
 # --- tests --------------------------------------------------------------------------------

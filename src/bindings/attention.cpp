@@ -1,9 +1,10 @@
 // attention(q, k, v): softmax(q k^T scale) v for each head, and its gradient.
 #include "attention/attention_binding.h"
+#include "tuned.h"
 
 using namespace cuda_ops;
 
-AttentionSplit attention_split(const Attention& problem);
+AttentionPlan attention_plan(const Attention& problem);
 cudaError_t attention_launch(const Attention& problem, cudaStream_t stream);
 cudaError_t attention_backward_launch(const AttentionGradient& problem, cudaStream_t stream);
 
@@ -38,15 +39,20 @@ Result attention_cpu(const Tensor& q, const Tensor& k, const Tensor& v, bool cau
   return attended(q, k, v, causal, scale, [](const Attention& p) { attend_cpu(p); });
 }
 
+// Whether the kernel for Hopper runs where it can.
+Knob for_hopper{"hopper", 0, {0, 1}};
+
 Result attention_cuda(const Tensor& q, const Tensor& k, const Tensor& v, bool causal,
                       std::optional<double> scale) {
   return attended(q, k, v, causal, scale, [&](Attention& p) {
     launch(q, [&](cudaStream_t stream) {
-      p.split = attention_split(p);
+      const int bucket = bucket_of(p.shape.queries, p.shape.keys, p.heads.dtype);
+      p.built_for_hopper = built_for_hopper() && for_hopper.at(bucket) == 1;
+      p.plan = attention_plan(p);
       // Freed when this returns: torch's allocator gives them to later work of this stream only.
       std::optional<Tensor> out, lse;
-      if (p.split.splits > 1) {
-        const int64_t rows = p.split.splits * p.heads.numel * p.shape.queries;
+      if (p.plan.splits > 1) {
+        const int64_t rows = p.plan.splits * p.heads.numel * p.shape.queries;
         out = empty({rows * p.shape.dim}, compute_dtype(p.heads.dtype), q);
         lse = empty({rows}, compute_dtype(p.heads.dtype), q);
         p.partial_out = out->mutable_data_ptr();

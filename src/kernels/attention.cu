@@ -1,12 +1,11 @@
 // Attention and its gradient: bound by arithmetic, 4 dim FLOPs a query and key, and by powers of
 // two, one a query and key.
-#include "attention/attention.cuh"
+#include "attention/attention_launch.cuh"
 
 using namespace cuda_ops;
 
-AttentionSplit attention_split(const Attention& problem) {
-  return attention_split(problem.shape, problem.heads.numel, size_of(problem.heads.dtype),
-                         current_device());
+AttentionPlan attention_plan(const Attention& problem) {
+  return attention_plan(problem, current_device());
 }
 
 cudaError_t attention_launch(const Attention& problem, cudaStream_t stream) {

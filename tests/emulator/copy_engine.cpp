@@ -9,10 +9,11 @@ constexpr int kRow = 128;  // bytes of a box's row: the swizzle's
 // What is kept in the 128 bytes of a CUtensorMap.
 struct Map {
   uint8_t* data;
-  int64_t sizes[3];                 // elements
-  int64_t row_bytes, matrix_bytes;  // strides of y and z
-  int rows, element;                // of a box; bytes
-  bool rounds;                      // to tf32
+  int64_t strides[4];  // bytes, from y on
+  uint32_t most[5];    // the last place of each dim
+  int rows;            // of a box
+  uint8_t element;     // bytes
+  bool rounds;         // to tf32
 };
 static_assert(sizeof(Map) <= sizeof(CUtensorMap), "a map has 128 bytes");
 
@@ -31,16 +32,21 @@ uint32_t chunk_address(uint32_t box, int row, int chunk) {
 // Calls body(address in shared memory, place in global memory) of each element's; a place of
 // null is outside of the tensor.
 template <class Body>
-void each_element(const Map& m, uint32_t box, int x, int y, int z, const Body& body) {
+void each_element(const Map& m, uint32_t box, const Place& at, const Body& body) {
   const int per_chunk = 16 / m.element;
   for (int row = 0; row < m.rows; ++row) {
     for (int column = 0; column < kRow / m.element; ++column) {
-      const int64_t at_x = int64_t(x) + column, at_y = int64_t(y) + row;
-      const bool inside = at_x >= 0 && at_x < m.sizes[0] && at_y >= 0 && at_y < m.sizes[1] &&
-                          z >= 0 && z < m.sizes[2];
+      Place here = at;
+      here[0] += column;
+      here[1] += row;
+      bool inside = true;
+      uint8_t* place = m.data + int64_t(here[0]) * m.element;
+      for (int d = 0; d < 5; ++d) {
+        inside = inside && here[d] >= 0 && uint32_t(here[d]) <= m.most[d];
+        if (d > 0) place += here[d] * m.strides[d - 1];
+      }
       const uint32_t address =
           chunk_address(box, row, column / per_chunk) + uint32_t(column % per_chunk * m.element);
-      uint8_t* place = m.data + at_x * m.element + at_y * m.row_bytes + z * m.matrix_bytes;
       body(address, inside ? place : nullptr);
     }
   }
@@ -55,28 +61,32 @@ CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t dims, voi
   const bool halves =
       type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16 || type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const cuuint32_t element = halves ? 2 : 4;
-  bool valid = dims == 3 && swizzle == CU_TENSOR_MAP_SWIZZLE_128B &&
+  bool valid = (dims == 3 || dims == 5) && swizzle == CU_TENSOR_MAP_SWIZZLE_128B &&
                reinterpret_cast<uintptr_t>(data) % 16 == 0 && box[0] * element == kRow &&
-               box[1] > 0 && box[1] <= 256 && box[2] == 1;
-  for (int i = 0; i < 3; ++i) valid = valid && sizes[i] > 0 && sizes[i] <= 1ull << 32;
-  for (int i = 0; i < 2; ++i) valid = valid && strides[i] % 16 == 0 && strides[i] < 1ull << 40;
+               box[1] > 0 && box[1] <= 256;
+  Map kept{static_cast<uint8_t*>(data),
+           {},
+           {},
+           int(box[1]),
+           uint8_t(element),
+           type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32};
+  for (cuuint32_t d = 0; d < dims && valid; ++d) {
+    valid = sizes[d] > 0 && sizes[d] <= 1ull << 32 && (d < 2 || box[d] == 1);
+    kept.most[d] = uint32_t(sizes[d] - 1);
+    if (d == 0) continue;
+    valid = valid && strides[d - 1] % 16 == 0 && strides[d - 1] < 1ull << 40;
+    kept.strides[d - 1] = int64_t(strides[d - 1]);
+  }
   if (!valid) return CUDA_ERROR_INVALID_VALUE;
-  const Map kept{static_cast<uint8_t*>(data),
-                 {int64_t(sizes[0]), int64_t(sizes[1]), int64_t(sizes[2])},
-                 int64_t(strides[0]),
-                 int64_t(strides[1]),
-                 int(box[1]),
-                 int(element),
-                 type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32};
   std::memcpy(map, &kept, sizeof kept);
   return CUDA_SUCCESS;
 }
 
 // What a load does when it happens.
-void load_box(const Map& m, Block& of, uint32_t to, uint32_t barrier, int x, int y, int z) {
+void load_box(const Map& m, Block& of, uint32_t to, uint32_t barrier, const Place& at) {
   Block* const interrupted = block;
   block = &of;
-  each_element(m, to, x, y, z, [&](uint32_t address, const uint8_t* place) {
+  each_element(m, to, at, [&](uint32_t address, const uint8_t* place) {
     uint32_t word = 0;
     if (place != nullptr) {
       check_read(place, m.element);
@@ -92,29 +102,28 @@ void load_box(const Map& m, Block& of, uint32_t to, uint32_t barrier, int x, int
 
 }  // namespace
 
-void tma_load(const void* map, uint32_t to, uint32_t barrier, int x, int y, int z) {
-  tma_load_multicast(map, to, barrier, x, y, z, 1u << block->rank);
+void tma_load(const void* map, uint32_t to, uint32_t barrier, Place at) {
+  tma_load_multicast(map, to, barrier, at, 1u << block->rank);
 }
 
-void tma_load_multicast(const void* map, uint32_t to, uint32_t barrier, int x, int y, int z,
-                        uint32_t ranks) {
+void tma_load_multicast(const void* map, uint32_t to, uint32_t barrier, Place at, uint32_t ranks) {
   check_waited();
   const Map m = map_at(map);
   if (to % 1024 != 0) fail("a box at shared address %x, no multiple of 1024", to);
   // It may be there in one block long before it is in another.
   for (uint32_t rank = 0; rank < 32; ++rank) {
     if ((ranks >> rank & 1) == 0) continue;
-    later([=, of = &cluster_block(rank)] { load_box(m, *of, to, barrier, x, y, z); });
+    later([=, of = &cluster_block(rank)] { load_box(m, *of, to, barrier, at); });
   }
 }
 
-void tma_store(const void* map, uint32_t from, int x, int y, int z) {
+void tma_store(const void* map, uint32_t from, Place at) {
   check_waited();
   const Map m = map_at(map);
   if (from % 1024 != 0) fail("a box at shared address %x, no multiple of 1024", from);
-  each_element(m, from, x, y, z, [](uint32_t address, uint8_t*) { check_visible(address); });
+  each_element(m, from, at, [](uint32_t address, uint8_t*) { check_visible(address); });
   async().stores.add([=] {
-    each_element(m, from, x, y, z, [&](uint32_t address, uint8_t* place) {
+    each_element(m, from, at, [&](uint32_t address, uint8_t* place) {
       if (place == nullptr) return;
       std::memcpy(place, shared_of(address, m.element, m.element), size_t(m.element));
     });

@@ -80,6 +80,11 @@ inline void ptx_setp_ne_u32(uint32_t& lanes, uint32_t bit) {
   lanes = bit != 0 ? votes : ~votes;
 }
 
+// With the store that never happens: wgmma_wait_after().
+inline void ptx_setp_lt_f32(uint32_t, float value) {
+  if (value < 0) fail("a number below 0 in wgmma_wait_after");
+}
+
 // --- loads and stores -----------------------------------------------------------
 
 struct Quad {
@@ -227,17 +232,21 @@ inline void ptx_cp_async_wait_group(int pending = 0) { async().copies.wait(size_
 inline void ptx_prefetch_tensormap(const void*) {}
 inline void ptx_cp_async_bulk_tensor_3d_shared__cluster_global_mbarrier__complete_tx__bytes(
     uint32_t to, const void* map, uint32_t barrier, int x, int y, int z) {
-  tma_load(map, to, barrier, x, y, z);
+  tma_load(map, to, barrier, {{x, y, z, 0, 0}});
+}
+inline void ptx_cp_async_bulk_tensor_5d_shared__cluster_global_mbarrier__complete_tx__bytes(
+    uint32_t to, const void* map, uint32_t barrier, int x, int y, int z0, int z1, int z2) {
+  tma_load(map, to, barrier, {{x, y, z0, z1, z2}});
 }
 inline void
 ptx_cp_async_bulk_tensor_3d_shared__cluster_global_mbarrier__complete_tx__bytes_multicast__cluster(
     uint32_t to, const void* map, uint32_t barrier, int x, int y, int z, uint32_t ranks) {
-  tma_load_multicast(map, to, barrier, x, y, z, ranks);
+  tma_load_multicast(map, to, barrier, {{x, y, z, 0, 0}}, ranks);
 }
 inline void ptx_cp_async_bulk_tensor_3d_global_shared__cta_bulk_group(const void* map,
                                                                       uint32_t from, int x, int y,
                                                                       int z) {
-  tma_store(map, from, x, y, z);
+  tma_store(map, from, {{x, y, z, 0, 0}});
 }
 inline void ptx_cp_async_bulk_commit_group() { async().stores.commit(); }
 inline void ptx_cp_async_bulk_wait_group_read(int pending) { async().stores.wait(size_t(pending)); }

@@ -118,11 +118,13 @@ int main(int count, char** texts) {
   Attention p;
   describe(p, dense(out, s.m), of_q, of_k, of_v);
   p.lse = lse.data();
-  p.split = attention_split(p);
+  p.built_for_hopper = arguments.number("hopper") != 0;
+  p.plan = attention_plan(p);
   if (const auto each = int64_t(arguments.number("split")); each > 0) {
-    p.split = {(p.shape.seen(n(s.m)) + each - 1) / each, each};
+    p.plan.splits = (p.shape.seen(n(s.m)) + each - 1) / each;
+    p.plan.keys = each;
   }
-  const auto rows = size_t(p.split.splits) * heads * s.m;
+  const auto rows = size_t(p.plan.splits) * heads * s.m;
   const Tensor partial_out(wide, rows * s.d), partial_lse(wide, rows);
   p.partial_out = partial_out.data();
   p.partial_lse = partial_lse.data();
@@ -132,7 +134,8 @@ int main(int count, char** texts) {
                        : dtype == DType::kFloat32  ? 3e-5
                        : dtype == DType::kBFloat16 ? 2e-2
                                                    : 3e-3;
-  std::printf("vectors=%d splits=%d\n", int(p.shape.vectors), int(p.split.splits));
+  std::printf("vectors=%d hopper=%d splits=%d\n", int(p.shape.vectors), int(p.plan.hopper),
+              int(p.plan.splits));
   const Wanted w = wanted(s, 0.25, q.values(), k.values(), v.values(), grad.values());
   compare("out", out.values(), w.out, s.m * s.d, exact);
   if (arguments.number("size") > 1) return 0;  // the lse of large scores is not exact enough

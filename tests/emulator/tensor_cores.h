@@ -82,15 +82,17 @@ void wgmma_line(float* values, const Operand& operand, int line) {
   }
 }
 
+// The 32 bytes of K that a thread's two rows of A have.
+template <class T>
+using TwoRows = std::array<std::array<float, 32 / sizeof(typename Factor<T>::Bits)>, 2>;
+
 // This thread's part of 64 x `columns` sums.
 template <class T>
-void wgmma_product(float* sums, int columns, const Operand& a, const Operand& b, bool accumulate) {
+void wgmma_product(float* sums, int columns, const TwoRows<T>& rows, const Operand& b,
+                   bool accumulate) {
   constexpr int kDepth = 32 / int(sizeof(typename Factor<T>::Bits));
-  const int lane = thread % 32, warp = thread / 32 % 4;
-  float rows[2][kDepth], column[kDepth];
-  for (int half = 0; half < 2; ++half) {
-    wgmma_line<T>(rows[half], a, 16 * warp + lane / 4 + 8 * half);
-  }
+  const int lane = thread % 32;
+  float column[kDepth];
   for (int i = 0; i < columns / 4; ++i) {
     wgmma_line<T>(column, b, i / 2 * 8 + lane % 4 * 2 + i % 2);
     for (int half = 0; half < 2; ++half) {
@@ -98,6 +100,38 @@ void wgmma_product(float* sums, int columns, const Operand& a, const Operand& b,
       if (!accumulate) sum = 0;
       for (int k = 0; k < kDepth; ++k) sum += rows[half][k] * column[k];
     }
+  }
+}
+
+template <class T>
+TwoRows<T> wgmma_rows(const Operand& a) {
+  TwoRows<T> rows;
+  for (int half = 0; half < 2; ++half) {
+    wgmma_line<T>(rows[half].data(), a, 16 * (thread / 32 % 4) + thread % 32 / 4 + 8 * half);
+  }
+  return rows;
+}
+
+// Of registers, where lane 4 * r + q has of row r, and r + 8, words q and q + 4.
+template <class T>
+TwoRows<T> wgmma_rows(const uint32_t (&a)[4]) {
+  const Words* all = exchange({{a[0], a[1], a[2], a[3]}});
+  TwoRows<T> rows;
+  for (int half = 0; half < 2; ++half) {
+    for (int k = 0; k < 16; ++k) {
+      const Words& of = all[thread % 32 / 4 * 4 + k / 2 % 4];
+      rows[half][k] = Factor<T>::value(of.w[half + k / 8 * 2] >> k % 2 * 16);
+    }
+  }
+  return rows;
+}
+
+template <class Product>
+void run_product(const Product& product) {
+  if (timing == Timing::kEarly) {
+    product();
+  } else {
+    async().products.add(product);
   }
 }
 
@@ -133,12 +167,20 @@ struct Wgmma {
   static void run(float (&sums)[kN / 2], uint64_t a, uint64_t b, bool accumulate) {
     static_assert(sizeof(T) == 2 || !(kLineMajorA || kLineMajorB), "tf32 is K-major");
     const auto product = [=, to = &sums[0]] {
-      emulator::wgmma_product<T>(to, kN, {a, kLineMajorA}, {b, kLineMajorB}, accumulate);
+      const emulator::Operand rows{a, kLineMajorA};
+      emulator::wgmma_product<T>(to, kN, emulator::wgmma_rows<T>(rows), {b, kLineMajorB},
+                                 accumulate);
     };
-    if (emulator::timing == emulator::Timing::kEarly)
-      product();
-    else
-      emulator::async().products.add(product);
+    emulator::run_product(product);
+  }
+};
+
+template <class T, int kN, bool kLineMajorB>
+struct WgmmaOfRegisters {
+  static void run(float (&sums)[kN / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
+    emulator::run_product([=, rows = emulator::wgmma_rows<T>(a), to = &sums[0]] {
+      emulator::wgmma_product<T>(to, kN, rows, {b, kLineMajorB}, accumulate);
+    });
   }
 };
 

@@ -1,12 +1,7 @@
 // Attention without a matrix of scores in memory, as FlashAttention-2 does it (Dao,
 // https://arxiv.org/abs/2307.08691): a block keeps the scores of its rows with a few rows of the
-// other side in registers, and goes on to the next ones.
-//
-//   forward   owns queries, walks over keys: softmax as it goes, since a larger score scales down
-//             what was added up before
-//   gradient  recomputes the weights from the lse, in two kernels: one owns queries and adds up
-//             grad_q, one owns keys and adds up grad_k and grad_v. Each sum has one order, so no
-//             atomics are needed and results have the same bits every time.
+// other side in registers, and goes on to the next ones. The forward owns queries and walks over
+// keys: softmax as it goes, since a larger score scales down what was added up before.
 //
 // Halves are multiplied by tensor cores (mma.sync), wider dtypes by multiply-adds that lie in
 // threads the same way: of 16 rows, this thread has rows lane / 4 and that + 8, and of each 8
@@ -240,6 +235,37 @@ __device__ void store_neighbors(T* row, int column, int dim, compute_t<T> first,
 
 // --- forward --------------------------------------------------------------------
 
+// Writes a query's result and its lse; or where blocks share its keys, what this one found. `sums`
+// are four of each 8 columns, as above, and `out` is where the head's results begin. `most` is the
+// largest score, in units of log2, and `whole` the sum of weights.
+template <class T, int kColumns>
+__device__ __forceinline__ void store_attended(const Attention& p, const compute_t<T>* sums,
+                                               int half, int64_t split, int64_t head, int64_t out,
+                                               int64_t query, int part, compute_t<T> most,
+                                               compute_t<T> whole) {
+  using C = compute_t<T>;
+  const int lane = int(threadIdx.x) % 32, dim = p.shape.dim;
+  const C inverse = whole == 0 ? C(0) : 1 / whole;
+  const bool is_partial = p.plan.splits > 1;
+  const int64_t row = (split * p.heads.numel + head) * p.shape.queries + query;  // of partials
+  const auto store = [&](auto* to) {
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+      store_neighbors(to, part * kColumns + 8 * j + lane % 4 * 2, dim,
+                      sums[4 * j + 2 * half] * inverse, sums[4 * j + 2 * half + 1] * inverse);
+    }
+  };
+  if (is_partial) {
+    store(static_cast<C*>(p.partial_out) + row * dim);
+  } else {
+    store(static_cast<T*>(p.heads.operands[0].data) + out + query * dim);
+  }
+  if (part == 0 && lane % 4 == 0) {
+    static_cast<C*>(is_partial ? p.partial_lse : p.lse)[row] =
+        whole == 0 ? C(-INFINITY) : most * C(kLn2) + ::log(whole);
+  }
+}
+
 template <class T, int kDim, bool kFew>
 __global__ void __launch_bounds__(attention_tile(sizeof(T), kDim, kFew).threads())
     attention_kernel(const __grid_constant__ Attention p, int64_t tiles) {
@@ -260,16 +286,16 @@ __global__ void __launch_bounds__(attention_tile(sizeof(T), kDim, kFew).threads(
 
   for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     // The last queries see the most keys, so they begin.
-    const int64_t part = tile % kParts, split = tile / kParts % p.split.splits;
-    const int64_t place = tile / kParts / p.split.splits, row_tile = place % row_tiles;
+    const int64_t part = tile % kParts, split = tile / kParts % p.plan.splits;
+    const int64_t place = tile / kParts / p.plan.splits, row_tile = place % row_tiles;
     const int64_t first = (row_tiles - 1 - row_tile) * kOwned, head = place / row_tiles;
     const auto at = p.heads.offsets_at(head);
     const auto memory = [&](int i) {
       return static_cast<const T*>(p.heads.operands[i].data) + at[i];
     };
     const T *k = memory(2), *v = memory(3);
-    const int64_t begin = split * p.split.keys, seen = shape.seen(first + kOwned);
-    const int64_t end = seen < begin + p.split.keys ? seen : begin + p.split.keys;
+    const int64_t begin = split * p.plan.keys, seen = shape.seen(first + kOwned);
+    const int64_t end = seen < begin + p.plan.keys ? seen : begin + p.plan.keys;
     const auto fetch = [&](Rows rows, const T* from, int64_t step, int64_t key) {
       rows.template fetch<kStream, kThreads>(from, step, key, shape.keys, shape.dim, shape.vectors);
     };
@@ -355,25 +381,8 @@ __global__ void __launch_bounds__(attention_tile(sizeof(T), kDim, kFew).threads(
         const int64_t query = first + warp + 16 * i + 8 * half + lane / 4;
         const C whole = lanes_total(total[i][half], 4);
         if (query >= shape.queries) continue;
-        const C inverse = whole == 0 ? C(0) : 1 / whole;
-        const bool is_partial = p.split.splits > 1;
-        const int64_t row = (split * p.heads.numel + head) * shape.queries + query;  // of partials
-        const auto store = [&](auto* out) {
-#pragma unroll
-          for (int j = 0; j < kColumns / 8; ++j) {
-            store_neighbors(out, int(part) * kColumns + 8 * j + lane % 4 * 2, shape.dim,
-                            sums[i][j][2 * half] * inverse, sums[i][j][2 * half + 1] * inverse);
-          }
-        };
-        if (is_partial) {
-          store(static_cast<C*>(p.partial_out) + row * shape.dim);
-        } else {
-          store(static_cast<T*>(p.heads.operands[0].data) + at[0] + query * shape.dim);
-        }
-        if (part == 0 && lane % 4 == 0) {
-          static_cast<C*>(is_partial ? p.partial_lse : p.lse)[row] =
-              whole == 0 ? C(-INFINITY) : most[i][half] * C(kLn2) + ::log(whole);
-        }
+        store_attended<T, kColumns>(p, &sums[i][0][0], half, split, head, at[0], query, int(part),
+                                    most[i][half], whole);
       }
     }
   }
@@ -392,7 +401,7 @@ __global__ void __launch_bounds__(kMergeThreads)
   __shared__ C shared[kWarps][kMostHeadDim];
   __shared__ C totals[kWarps];
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
-  const int dim = p.shape.dim, splits = int(p.split.splits);
+  const int dim = p.shape.dim, splits = int(p.plan.splits);
   const C *found = static_cast<const C*>(p.partial_out),
           *lse = static_cast<const C*>(p.partial_lse);
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -434,281 +443,6 @@ __global__ void __launch_bounds__(kMergeThreads)
     }
     __syncthreads();  // sums have been read
   }
-}
-
-// --- gradient -------------------------------------------------------------------
-
-constexpr int kDeltaThreads = 256, kDeltaRows = 64;  // of a block
-
-// delta, a warp a query.
-template <class T>
-__global__ void __launch_bounds__(kDeltaThreads)
-    attention_delta_kernel(const __grid_constant__ AttentionGradient p, int64_t tiles) {
-  using C = compute_t<T>;
-  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
-  const int64_t queries = p.shape.queries, row_tiles = (queries + kDeltaRows - 1) / kDeltaRows;
-  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const int64_t head = tile / row_tiles, first = tile % row_tiles * kDeltaRows;
-    const auto at = p.heads.offsets_at(head);
-    const T* grad = static_cast<const T*>(p.heads.operands[6].data) + at[6];
-    const T* out = static_cast<const T*>(p.heads.operands[7].data) + at[7];
-    for (int row = warp; row < kDeltaRows && first + row < queries; row += kDeltaThreads / 32) {
-      const int64_t query = first + row;
-      C sum = 0;
-      for (int i = lane; i < p.shape.dim; i += 32) {
-        sum += to_compute(grad[query * p.grad_step + i]) * to_compute(out[query * p.out_step + i]);
-      }
-      sum = lanes_total(sum, 32);
-      if (lane == 0) static_cast<C*>(p.delta)[head * queries + query] = sum;
-    }
-  }
-}
-
-// grad_q, or with kOfKeys grad_k and grad_v. With weights P and G = P (grad_out v^T - delta) scale:
-// grad_q = G k, grad_k = G^T q and grad_v = P^T grad_out. The transposes are computed as such, so
-// that they lie in registers as factors do.
-template <class T, int kDim, bool kOfKeys>
-__global__ void __launch_bounds__(attention_gradient_tile(sizeof(T), kDim, 1 + kOfKeys).threads())
-    attention_gradient_kernel(const __grid_constant__ AttentionGradient p, int64_t tiles) {
-#if __CUDA_ARCH__ >= 800
-  using C = compute_t<T>;
-  using Rows = AttentionRows<T, kDim>;
-  constexpr AttentionTile kTile = attention_gradient_tile(sizeof(T), kDim, 1 + kOfKeys);
-  constexpr int kStream = kTile.stream, kColumns = kTile.columns, kStages = kTile.stages;
-  constexpr int kThreads = kTile.threads(), kOwned = kTile.rows(), kParts = kTile.parts();
-  constexpr int kStageBytes = kStream * Rows::kBytes;
-  extern __shared__ __align__(16) uint8_t memory_of_block[];
-  uint8_t* const shared = aligned_rows(memory_of_block);
-  // k and v, or q and grad_out: the left factors of scores and of their gradients.
-  const Rows own_scores{shared}, own_grads{shared + kOwned * Rows::kBytes};
-  uint8_t* const ring = shared + 2 * kOwned * Rows::kBytes;
-  const AttentionShape& shape = p.shape;
-  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32 * 16;
-  const int64_t own_rows = kOfKeys ? shape.keys : shape.queries;
-  const int64_t other_rows = kOfKeys ? shape.queries : shape.keys;
-  const int64_t row_tiles = (own_rows + kOwned - 1) / kOwned;
-  const C scale = C(shape.scale * kLog2E);
-
-  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    // The rows that see the most of the other side begin: the last queries, the first keys.
-    const int64_t part = tile % kParts, row_tile = tile / kParts % row_tiles;
-    const int64_t first = (kOfKeys ? row_tile : row_tiles - 1 - row_tile) * kOwned;
-    const int64_t head = tile / kParts / row_tiles;
-    const auto at = p.heads.offsets_at(head);
-    const auto memory = [&](int i) {
-      return static_cast<const T*>(p.heads.operands[i].data) + at[i];
-    };
-    const T *q = memory(3), *k = memory(4), *v = memory(5), *grad = memory(6);
-    const C* lse = static_cast<const C*>(p.lse) + head * shape.queries;
-    const C* delta = static_cast<const C*>(p.delta) + head * shape.queries;
-
-    // In units of log2. Queries that are not there, or saw no key, have no weights.
-    const auto lse_of = [&](int64_t query) {
-      const C found = query < shape.queries ? lse[query] : C(-INFINITY);
-      return found == -INFINITY ? C(INFINITY) : found * C(kLog2E);
-    };
-    const auto delta_of = [&](int64_t query) {
-      return query < shape.queries ? delta[query] : C(0);
-    };
-    const auto fetch = [&](int64_t step) {
-      const Rows rows{ring + step % kStages * 2 * kStageBytes}, more{rows.memory + kStageBytes};
-      rows.template fetch<kStream, kThreads>(kOfKeys ? q : k, kOfKeys ? p.q_step : p.k_step,
-                                             step * kStream, other_rows, shape.dim, shape.vectors);
-      more.template fetch<kStream, kThreads>(kOfKeys ? grad : v, kOfKeys ? p.grad_step : p.v_step,
-                                             step * kStream, other_rows, shape.dim, shape.vectors);
-    };
-
-    // Queries before the first key see none of these keys.
-    const int64_t begin = kOfKeys && shape.causal ? first / kStream : 0;
-    const int64_t last = kOfKeys ? shape.queries : shape.seen(first + kOwned);
-    const int64_t end = (last + kStream - 1) / kStream;
-
-    __syncthreads();  // the last tile's rows have been read
-    own_scores.template fetch<kOwned, kThreads>(kOfKeys ? k : q, kOfKeys ? p.k_step : p.q_step,
-                                                first, own_rows, shape.dim, shape.vectors);
-    own_grads.template fetch<kOwned, kThreads>(kOfKeys ? v : grad, kOfKeys ? p.v_step : p.grad_step,
-                                               first, own_rows, shape.dim, shape.vectors);
-    if (begin < end) fetch(begin);
-    cp_async_commit();
-
-    C own_lse[2] = {}, own_delta[2] = {};
-    if constexpr (!kOfKeys) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        own_lse[half] = lse_of(first + warp + 8 * half + lane / 4);
-        own_delta[half] = delta_of(first + warp + 8 * half + lane / 4);
-      }
-    }
-    C sums[1][kColumns / 8][4] = {};                     // of grad_q or grad_k
-    C of_values[1][kOfKeys ? kColumns / 8 : 1][4] = {};  // of grad_v
-
-    for (int64_t step = begin; step < end; ++step) {
-      const Rows rows{ring + step % kStages * 2 * kStageBytes}, more{rows.memory + kStageBytes};
-      cp_async_wait<0>();
-      __syncthreads();  // this stage is there, and the one before has been read
-      if (kStages == 2 && step + 1 < end) fetch(step + 1);
-      cp_async_commit();
-
-      // Loaded here, to be there when scores are.
-      C column_lse[kOfKeys ? kStream / 4 : 1], column_delta[kOfKeys ? kStream / 4 : 1];
-      const int64_t other = step * kStream + lane % 4 * 2;
-      if constexpr (kOfKeys) {
-#pragma unroll
-        for (int c = 0; c < kStream / 4; ++c) {
-          column_lse[c] = lse_of(other + c / 2 * 8 + c % 2);
-          column_delta[c] = delta_of(other + c / 2 * 8 + c % 2);
-        }
-      }
-      C weights[1][kStream / 8][4] = {}, grads[1][kStream / 8][4] = {};
-      multiply_rows<T, kDim, 1, kStream>(own_scores, warp, rows, weights);
-      multiply_rows<T, kDim, 1, kStream>(own_grads, warp, more, grads);
-#pragma unroll
-      for (int i = 0; i < kStream / 2; ++i) {
-        const int c = i / 4 * 2 + i % 2, half = i / 2 % 2;
-        C& weight = (&weights[0][0][0])[i];
-        weight = attention_power<T>(weight * scale -
-                                    (kOfKeys ? column_lse[kOfKeys ? c : 0] : own_lse[half]));
-      }
-      // Whether the first query sees the last key.
-      const int64_t own = first + warp, stream = step * kStream;
-      const bool all_seen = kOfKeys ? !shape.causal || own + 15 <= stream
-                                    : shape.seen_from(stream, own, kStream) == kStream;
-      if (!all_seen) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int64_t row = own + lane / 4 + 8 * half;
-          // Columns are seen from here on, or up to here.
-          const int limit = !kOfKeys                      ? shape.seen_from(other, row, kStream)
-                            : shape.causal && row > other ? int(row - other)
-                                                          : 0;
-#pragma unroll
-          for (int c = 0; c < kStream / 4; ++c) {
-            const int column = c / 2 * 8 + c % 2;
-            const bool is_seen = kOfKeys ? column >= limit : column < limit;
-            if (!is_seen) weights[0][c / 2][2 * half + c % 2] = 0;
-          }
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kStream / 2; ++i) {
-        const int c = i / 4 * 2 + i % 2, half = i / 2 % 2;
-        C& of_score = (&grads[0][0][0])[i];
-        of_score = (&weights[0][0][0])[i] *
-                   (of_score - (kOfKeys ? column_delta[kOfKeys ? c : 0] : own_delta[half]));
-      }
-      if constexpr (kOfKeys) {
-        multiply_columns<T, kDim, 1, kStream, kColumns>(weights, more, int(part) * kColumns,
-                                                        of_values);
-      }
-      multiply_columns<T, kDim, 1, kStream, kColumns>(grads, rows, int(part) * kColumns, sums);
-      if (kStages == 1 && step + 1 < end) {
-        __syncthreads();  // this stage has been read
-        fetch(step + 1);
-        cp_async_commit();
-      }
-    }
-    cp_async_wait<0>();
-
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int64_t row = first + warp + 8 * half + lane / 4;
-      if (row >= own_rows) continue;
-      const auto result = [&](int i) {
-        return static_cast<T*>(p.heads.operands[i].data) + at[i] + row * shape.dim;
-      };
-#pragma unroll
-      for (int j = 0; j < kColumns / 8; ++j) {
-        const int column = int(part) * kColumns + 8 * j + lane % 4 * 2;
-        store_neighbors(result(kOfKeys ? 1 : 0), column, shape.dim,
-                        sums[0][j][2 * half] * C(shape.scale),
-                        sums[0][j][2 * half + 1] * C(shape.scale));
-        if constexpr (kOfKeys) {
-          store_neighbors(result(2), column, shape.dim, of_values[0][j][2 * half],
-                          of_values[0][j][2 * half + 1]);
-        }
-      }
-    }
-  }
-#endif
-}
-
-// --- launch ---------------------------------------------------------------------
-
-namespace detail {
-
-// Calls body(constant) with 64, 128 or 256, the columns that rows of `dim` have in shared memory.
-template <class Body>
-cudaError_t visit_head_dim(int dim, Body&& body) {
-  switch (attention_dim(dim)) {
-    case 64: return body(std::integral_constant<int, 64>{});
-    case 128: return body(std::integral_constant<int, 128>{});
-    default: return body(std::integral_constant<int, 256>{});
-  }
-}
-
-// `heads` counts a head once for each split of its keys.
-template <class Kernel, class Problem>
-cudaError_t launch_attention_kernel(Kernel kernel, const AttentionTile& tile, int64_t heads,
-                                    int64_t rows, const Problem& problem, cudaStream_t stream) {
-  const int64_t tiles = heads * ((rows + tile.rows() - 1) / tile.rows()) * tile.parts();
-  if (tiles == 0) return cudaSuccess;
-  const cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, tile.shared_bytes());
-  if (error != cudaSuccess) return error;
-  // One dim for everything: y and z end at 65535. Blocks step over the rest.
-  const int64_t grid = tiles < INT32_MAX ? tiles : INT32_MAX;
-  kernel<<<unsigned(grid), tile.threads(), unsigned(tile.shared_bytes()), stream>>>(problem, tiles);
-  return cudaGetLastError();
-}
-
-}  // namespace detail
-
-inline cudaError_t launch_attention(const Attention& p, cudaStream_t stream) {
-  if (current_device().capability < 80) return cudaErrorNoKernelImageForDevice;
-  return visit_floating(p.heads.dtype, [&](auto tag) {
-    using T = decltype(tag);
-    const auto run = [&](auto few) {
-      return detail::visit_head_dim(p.shape.dim, [&](auto dim) {
-        constexpr bool kFew = decltype(few)::value;
-        return detail::launch_attention_kernel(
-            attention_kernel<T, decltype(dim)::value, kFew>,
-            attention_tile(sizeof(T), decltype(dim)::value, kFew), p.heads.numel * p.split.splits,
-            p.shape.queries, p, stream);
-      });
-    };
-    const bool few = attention_few(p.shape.queries) && sizeof(T) < 8;  // which has one warp anyway
-    const cudaError_t error =
-        few ? run(std::bool_constant<(sizeof(T) < 8)>{}) : run(std::false_type{});
-    const int64_t rows = p.heads.numel * p.shape.queries;
-    if (error != cudaSuccess || p.split.splits == 1 || rows == 0) return error;
-    const int64_t grid = rows < INT32_MAX ? rows : INT32_MAX;
-    attention_merge_kernel<T><<<unsigned(grid), kMergeThreads, 0, stream>>>(p, rows);
-    return cudaGetLastError();
-  });
-}
-
-inline cudaError_t launch_attention_gradient(const AttentionGradient& p, cudaStream_t stream) {
-  if (current_device().capability < 80) return cudaErrorNoKernelImageForDevice;
-  const int64_t tiles = p.heads.numel * ((p.shape.queries + kDeltaRows - 1) / kDeltaRows);
-  return visit_floating(p.heads.dtype, [&](auto tag) {
-    using T = decltype(tag);
-    if (tiles > 0) {
-      const int64_t grid = tiles < INT32_MAX ? tiles : INT32_MAX;
-      attention_delta_kernel<T><<<unsigned(grid), kDeltaThreads, 0, stream>>>(p, tiles);
-      const cudaError_t error = cudaGetLastError();
-      if (error != cudaSuccess) return error;
-    }
-    return detail::visit_head_dim(p.shape.dim, [&](auto dim) {
-      constexpr AttentionTile kOfKeys = attention_gradient_tile(sizeof(T), dim.value, 2);
-      constexpr AttentionTile kOfQueries = attention_gradient_tile(sizeof(T), dim.value, 1);
-      const cudaError_t error =
-          detail::launch_attention_kernel(attention_gradient_kernel<T, dim.value, true>, kOfKeys,
-                                          p.heads.numel, p.shape.keys, p, stream);
-      if (error != cudaSuccess) return error;
-      return detail::launch_attention_kernel(attention_gradient_kernel<T, dim.value, false>,
-                                             kOfQueries, p.heads.numel, p.shape.queries, p, stream);
-    });
-  });
 }
 
 }  // namespace cuda_ops

@@ -30,8 +30,9 @@ struct AttentionShape {
   }
 };
 
-// How many blocks share the keys of a query, and how many keys each of them takes.
-struct AttentionSplit {
+// Which kernel runs, how many blocks share the keys of a query, and how many keys each one takes.
+struct AttentionPlan {
+  bool hopper = false;
   int64_t splits = 1, keys = 0;
 };
 
@@ -43,9 +44,10 @@ struct Attention {
   int64_t q_step = 0, k_step = 0, v_step = 0;
   void* lse =
       nullptr;  // of each query the log of the sum of exp(q k^T scale), as it is computed in
+  bool built_for_hopper = false;  // the library holds sm_90a code
+  AttentionPlan plan;
   // Where several blocks share the keys of a query: what each of them found, [splits, heads,
   // queries, dim] and [splits, heads, queries], as it is computed in. Workspaces.
-  AttentionSplit split;
   void *partial_out = nullptr, *partial_lse = nullptr;
 };
 
@@ -105,6 +107,41 @@ constexpr AttentionTile attention_tile(int size, int dim, bool few) {
 // would multiply rows that are not there.
 constexpr bool attention_few(int64_t queries) { return queries <= 32; }
 
+// The kernel for Hopper: two warpgroups have 64 queries each, a third one brings `keys` keys and
+// values at a time, in two stages of each.
+struct AttentionHopperTile {
+  int dim;
+
+  static constexpr int kConsumers = 2, kStages = 2, kElement = 2;
+  constexpr int threads() const { return 128 * (kConsumers + 1); }
+  constexpr int rows() const { return 64 * kConsumers; }
+  // Scores and sums lie in registers: 128 sums a thread leave room for fewer scores.
+  constexpr int keys() const { return dim == 256 ? 64 : 128; }
+  constexpr int query_bytes() const { return rows() * dim * kElement; }
+  constexpr int stage_bytes() const { return keys() * dim * kElement; }  // of keys, or of values
+  constexpr int shared_bytes() const {
+    return 1024 + query_bytes() + 2 * kStages * stage_bytes() + 8 * (2 + 4 * kStages);
+  }
+};
+
+// The dims of a batch that the copy engine knows, beside rows and columns.
+constexpr int kAttentionLoopDims = 3;
+
+// Whether the copy engine can walk over the heads of every input, and weights are no smaller for a
+// larger score, as the kernel for Hopper has it.
+inline bool attention_fits_hopper(const Attention& p, DeviceInfo device) {
+  const auto whole = [&](int64_t step) { return step >= 0 && 2 * step < int64_t(1) << 40; };
+  bool fits = device.capability == 90 && p.built_for_hopper && size_of(p.heads.dtype) == 2 &&
+              p.shape.vectors && p.heads.dims <= kAttentionLoopDims &&
+              p.shape.queries < INT32_MAX - 128 && p.shape.keys < INT32_MAX - 128 &&
+              p.shape.keys > 0 && p.shape.scale > 1e-30 && p.shape.scale < 1e30;
+  for (int d = 0; d < p.heads.dims; ++d) {
+    fits = fits && p.heads.sizes[d] <= INT32_MAX;
+    for (int i = 0; i < 3; ++i) fits = fits && whole(p.heads.input(i).strides[d]);
+  }
+  return fits && whole(p.q_step) && whole(p.k_step) && whole(p.v_step);
+}
+
 constexpr int kMostAttentionSplits = 128;
 // What a block finds is written and read again: little, beside the keys and values of so many.
 constexpr int64_t kLeastAttentionKeys = 256;
@@ -112,21 +149,31 @@ constexpr int64_t kLeastAttentionKeys = 256;
 // Where there are too few heads and queries to fill a GPU, as when a token is decoded, blocks share
 // the keys too (Dao et al., Flash-Decoding,
 // https://crfm.stanford.edu/2023/10/12/flashdecoding.html).
-inline AttentionSplit attention_split(const AttentionShape& shape, int64_t heads, int size,
-                                      DeviceInfo device) {
+inline AttentionPlan attention_plan(const Attention& p, DeviceInfo device) {
+  const AttentionShape& shape = p.shape;
   const bool few = attention_few(shape.queries);
-  const AttentionTile tile = attention_tile(size, attention_dim(shape.dim), few);
-  const int64_t keys = shape.seen(shape.queries);
-  const int64_t tiles = heads * ((shape.queries + tile.rows() - 1) / tile.rows()) * tile.parts();
-  if (tiles == 0 || keys == 0) return {1, keys};
+  const int dim = attention_dim(shape.dim), size = int(size_of(p.heads.dtype));
+  AttentionPlan plan;
+  plan.hopper = !few && attention_fits_hopper(p, device);
+  plan.keys = shape.seen(shape.queries);
+  const AttentionTile tile = attention_tile(size, dim, few);
+  const int rows = plan.hopper ? AttentionHopperTile{dim}.rows() : tile.rows();
+  const int stream = plan.hopper ? AttentionHopperTile{dim}.keys() : tile.stream;
+  const int64_t row_tiles = (shape.queries + rows - 1) / rows;
+  const int64_t tiles = p.heads.numel * row_tiles * (plan.hopper ? 1 : tile.parts());
+  if (tiles == 0 || plan.keys == 0) return plan;
   // Blocks of one warp wait for memory most of the time, so that as many as fit work at once.
-  const int64_t resident = few ? device.shared_memory_per_block / tile.shared_bytes() : 2;
+  const int64_t resident = few           ? device.shared_memory_per_block / tile.shared_bytes()
+                           : plan.hopper ? 1
+                                         : 2;
   int64_t splits = device.sms * resident / tiles;
-  splits = std::min({splits, keys / kLeastAttentionKeys, int64_t(kMostAttentionSplits)});
-  if (splits <= 1) return {1, keys};
-  const int64_t steps = (keys + tile.stream - 1) / tile.stream;
-  const int64_t each = (steps + splits - 1) / splits * tile.stream;
-  return {(keys + each - 1) / each, each};
+  splits = std::min({splits, plan.keys / kLeastAttentionKeys, int64_t(kMostAttentionSplits)});
+  if (splits <= 1) return plan;
+  const int64_t steps = (plan.keys + stream - 1) / stream;
+  const int64_t each = (steps + splits - 1) / splits * stream;
+  plan.splits = (plan.keys + each - 1) / each;
+  plan.keys = each;
+  return plan;
 }
 
 // The gradient owns queries (`sums` 1: grad_q) or keys (2: grad_k and grad_v).

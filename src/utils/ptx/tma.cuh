@@ -3,9 +3,9 @@
 // by the hardware. Elements outside of the tensor are read as 0 and not written.
 //
 // A tensor here has three dims: x (elements side by side in memory), y, and z
-// (the batch). A box is `box_x` by `box_y` of one z. box_x spans 128 bytes, and
-// rows land in shared memory swizzled, so that eight rows of one 16-byte column
-// hit all 32 banks:
+// (the batch), or five, with two more of batches. A box is `box_x` by `box_y` of one
+// z. box_x spans 128 bytes, and rows land in shared memory swizzled, so that eight
+// rows of one 16-byte column hit all 32 banks:
 //
 //   byte of shared memory = row * 128 + ((chunk ^ (row % 8)) * 16), chunk = x / 16 bytes
 //
@@ -26,15 +26,17 @@ constexpr int kSwizzleBytes = 128;
 
 // --- host ---------------------------------------------------------------------
 
-// Describes `data` to the copy engine: sizes in elements, strides in bytes.
+// Describes `data` to the copy engine: sizes in elements, strides in bytes, that of x left out.
 // Pointer and strides are multiples of 16, strides are below 2^40, sizes at most
 // 2^32; `box_y` is at most 256. The L2 cache gets `fetched` bytes around those that are read. The
 // runtime finds this function of the driver, so that a library that holds it loads where there is
 // no driver.
-inline cudaError_t tensor_map(TensorMap& map, CUtensorMapDataType type, int element_bytes,
-                              const void* data, int64_t x, int64_t y, int64_t z, int64_t y_stride,
-                              int64_t z_stride, int box_y,
-                              CUtensorMapL2promotion fetched = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {
+template <int kDims>
+cudaError_t tensor_map(TensorMap& map, CUtensorMapDataType type, int element_bytes,
+                       const void* data, const int64_t (&sizes)[kDims],
+                       const int64_t (&strides)[kDims - 1], int box_y,
+                       CUtensorMapL2promotion fetched = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {
+  static_assert(kDims == 3 || kDims == 5, "as there are loads for");
   using Encode = decltype(&cuTensorMapEncodeTiled);
   static const Encode encode = [] {
     void* found = nullptr;
@@ -44,12 +46,16 @@ inline cudaError_t tensor_map(TensorMap& map, CUtensorMapDataType type, int elem
     return error == cudaSuccess ? reinterpret_cast<Encode>(found) : nullptr;
   }();
   if (encode == nullptr) return cudaErrorNotSupported;
-  const cuuint64_t sizes[3] = {cuuint64_t(x), cuuint64_t(y), cuuint64_t(z)};
-  const cuuint64_t strides[2] = {cuuint64_t(y_stride), cuuint64_t(z_stride)};
-  const cuuint32_t box[3] = {cuuint32_t(kSwizzleBytes / element_bytes), cuuint32_t(box_y), 1};
-  const cuuint32_t steps[3] = {1, 1, 1};
+  cuuint64_t of_dims[kDims], steps_of_dims[kDims - 1];
+  cuuint32_t box[kDims], steps[kDims];
+  for (int d = 0; d < kDims; ++d) {
+    of_dims[d] = cuuint64_t(sizes[d]);
+    if (d > 0) steps_of_dims[d - 1] = cuuint64_t(strides[d - 1]);
+    box[d] = cuuint32_t(d == 0 ? kSwizzleBytes / element_bytes : d == 1 ? box_y : 1);
+    steps[d] = 1;
+  }
   const auto encoded = [&] {
-    return encode(&map, type, 3, const_cast<void*>(data), sizes, strides, box, steps,
+    return encode(&map, type, kDims, const_cast<void*>(data), of_dims, steps_of_dims, box, steps,
                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, fetched,
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
@@ -65,6 +71,14 @@ inline cudaError_t tensor_map(TensorMap& map, CUtensorMapDataType type, int elem
   return static_cast<cudaError_t>(error);  // the same numbers
 }
 
+inline cudaError_t tensor_map(TensorMap& map, CUtensorMapDataType type, int element_bytes,
+                              const void* data, int64_t x, int64_t y, int64_t z, int64_t y_stride,
+                              int64_t z_stride, int box_y,
+                              CUtensorMapL2promotion fetched = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {
+  return tensor_map<3>(map, type, element_bytes, data, {x, y, z}, {y_stride, z_stride}, box_y,
+                       fetched);
+}
+
 // --- device -------------------------------------------------------------------
 
 __device__ inline void tma_prefetch(const TensorMap& map) {
@@ -78,6 +92,16 @@ __device__ inline void tma_load(const TensorMap& map, uint32_t shared, uint32_t 
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared),
       "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
+// The same of a tensor with five dims.
+__device__ inline void tma_load(const TensorMap& map, uint32_t shared, uint32_t barrier, int x,
+                                int y, const int (&z)[3]) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(shared),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z[0]), "r"(z[1]), "r"(z[2])
       : "memory");
 }
 

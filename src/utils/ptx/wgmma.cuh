@@ -6,6 +6,12 @@
 //   sums[4 * j + 0, 1]: row r,     columns c and c + 1      r = 16 * warp + lane / 4
 //   sums[4 * j + 2, 3]: row r + 8, columns c and c + 1      c = 8 * j + 2 * (lane % 4)
 //
+// A may lie in registers instead, 16 of its columns an instruction: word 0 of a thread has row r,
+// columns 2 * (lane % 4) and the next, word 1 row r + 8, words 2 and 3 the same 8 columns on. So
+// sums become the left factor of another product where they are: with j even, words 0 to 3 of
+// columns 8 * j on are sums[4 * j], [4 * j + 2], [4 * j + 4] and [4 * j + 6], each with its
+// neighbor.
+//
 // Operands lie in shared memory as tma.cuh lays them down, in one of two ways,
 // both made of atoms of 8 rows of 128 swizzled bytes (1024 bytes):
 //
@@ -56,6 +62,18 @@ __device__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// Keeps ptxas from moving the next wait in front of what leads to `value`, a number that is never
+// below 0: instructions that need no products then run beside them. A store that never happens, to
+// any `shared` address, has to come before the wait.
+__device__ inline void wgmma_wait_after(float value, uint32_t shared) {
+  asm volatile(
+      "{\n.reg .pred never;\n"
+      "setp.lt.f32 never, %1, 0f00000000;\n"
+      "@never st.shared.f32 [%0], %1;\n}" ::"r"(shared),
+      "f"(value)
+      : "memory");
+}
+
 // Keeps the compiler from moving its own uses of the sums across the wait.
 template <int kCount>
 __device__ void wgmma_fence_sums(float (&sums)[kCount]) {
@@ -63,11 +81,22 @@ __device__ void wgmma_fence_sums(float (&sums)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
+// The same for words that are the left factor of a product.
+template <int kCount>
+__device__ void wgmma_fence_sums(uint32_t (&words)[kCount][4]) {
+#pragma unroll
+  for (int i = 0; i < 4 * kCount; ++i) asm volatile("" : "+r"(words[i / 4][i % 4])::"memory");
+}
+
 // --- the instruction ----------------------------------------------------------
 
 // sums (64 x kN) = A B + (accumulate ? sums : 0), for 32 bytes of K.
 template <class T, int kN, bool kLineMajorA, bool kLineMajorB>
 struct Wgmma;
+
+// The same with A in registers. They may be written again once the product has been waited for.
+template <class T, int kN, bool kLineMajorB>
+struct WgmmaOfRegisters;
 
 // The registers of an instruction have to be spelled out. %0 to %7, %8 to %15, ...
 // clang-format off
@@ -128,6 +157,29 @@ struct Wgmma;
                    : "l"(a), "l"(b), "r"(int(accumulate)));                                     \
     }                                                                                           \
   };
+// A0 to A3: the numbers of the words of A.
+#define CUDA_OPS_WGMMA_RS(T, TYPE, N, COUNT, A0, A1, A2, A3, B, P, TB)                         \
+  template <bool kLineMajorB>                                                                  \
+  struct WgmmaOfRegisters<T, N, kLineMajorB> {                                                 \
+    __device__ static void run(float (&d)[COUNT], const uint32_t (&a)[4], uint64_t b,          \
+                               bool accumulate) {                                              \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P ", 0;\n"                            \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {"        \
+                   CUDA_OPS_REGS_##COUNT "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B   \
+                   ", p, 1, 1, %" #TB ";\n}"                                                   \
+                   : CUDA_OPS_SUM##COUNT(0)                                                    \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)), \
+                     "n"(int(kLineMajorB)));                                                   \
+    }                                                                                          \
+  };
+#define CUDA_OPS_WGMMA_OF_REGISTERS(N, COUNT, A0, A1, A2, A3, B, P, TB)             \
+  CUDA_OPS_WGMMA_RS(Half, "f16", N, COUNT, A0, A1, A2, A3, B, P, TB)                \
+  CUDA_OPS_WGMMA_RS(BFloat16, "bf16", N, COUNT, A0, A1, A2, A3, B, P, TB)
+
+CUDA_OPS_WGMMA_OF_REGISTERS(64, 32, 32, 33, 34, 35, 36, 37, 38)
+CUDA_OPS_WGMMA_OF_REGISTERS(128, 64, 64, 65, 66, 67, 68, 69, 70)
+CUDA_OPS_WGMMA_OF_REGISTERS(256, 128, 128, 129, 130, 131, 132, 133, 134)
+
 #define CUDA_OPS_WGMMA(N, COUNT, A, B, P, TA, TB)                   \
   CUDA_OPS_WGMMA16(Half, "f16", N, COUNT, A, B, P, TA, TB)          \
   CUDA_OPS_WGMMA16(BFloat16, "bf16", N, COUNT, A, B, P, TA, TB)     \
@@ -143,6 +195,8 @@ CUDA_OPS_WGMMA(192, 96, 96, 97, 98, 99, 100)
 CUDA_OPS_WGMMA(224, 112, 112, 113, 114, 115, 116)
 CUDA_OPS_WGMMA(256, 128, 128, 129, 130, 131, 132)
 
+#undef CUDA_OPS_WGMMA_OF_REGISTERS
+#undef CUDA_OPS_WGMMA_RS
 #undef CUDA_OPS_WGMMA
 #undef CUDA_OPS_WGMMA32
 #undef CUDA_OPS_WGMMA16

@@ -1,0 +1,347 @@
+// Attention on Hopper: TMA copies, wgmma multiplies, and each warp does one of the two, as in
+// FlashAttention-3 (Shah et al., https://arxiv.org/abs/2407.08608).
+//
+//   warpgroup 0   producer: one thread brings queries, and keys and values in a ring of two stages
+//   warpgroup 1   consumer: queries  0 to  63 of the tile
+//   warpgroup 2   consumer: queries 64 to 127
+//
+// A consumer starts the scores of the next keys, and the product of the last weights with their
+// values; while the tensor cores do the second, it turns the scores into weights. Weights never
+// leave registers: scores lie there as the left factor of a product does.
+#pragma once
+
+#include "attention/attention.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
+
+namespace cuda_ops {
+
+// wgmma exists in code for sm_90a alone; other code gets an empty kernel, which is never chosen.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define CUDA_OPS_HOPPER_ATTENTION 1
+#endif
+
+// Which coordinates of the copy engine move with those of a head: for q, k and v, and each loop
+// dim, 1, or 0 where the input is broadcast.
+struct AttentionMoves {
+  int of[3][kAttentionLoopDims];
+};
+
+// Stages in shared memory, and which of them a warp is at.
+struct AttentionRing {
+  uint32_t memory, full, empty;  // the first stage; barriers of stages
+  int bytes, stage = 0;          // of a stage
+  uint32_t phase = 0;
+
+  __device__ uint32_t at() const { return memory + uint32_t(stage * bytes); }
+  __device__ void wait_full() const { mbarrier_wait(full + 8 * uint32_t(stage), phase); }
+  __device__ void wait_empty() const { mbarrier_wait(empty + 8 * uint32_t(stage), phase ^ 1); }
+  // Called by each consuming warp, once it has read the stage.
+  __device__ void release() {
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * uint32_t(stage));
+    advance();
+  }
+  __device__ void advance() {
+    if (++stage == AttentionHopperTile::kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+template <class T, int kDim>
+__global__ void __launch_bounds__(AttentionHopperTile{kDim}.threads(), 1)
+    attention_hopper_kernel(const __grid_constant__ TensorMap map_q,
+                            const __grid_constant__ TensorMap map_k,
+                            const __grid_constant__ TensorMap map_v,
+                            const __grid_constant__ AttentionMoves moves,
+                            const __grid_constant__ Attention p, int64_t tiles) {
+#ifdef CUDA_OPS_HOPPER_ATTENTION
+  constexpr AttentionHopperTile kTile{kDim};
+  constexpr int kKeys = kTile.keys(), kStages = AttentionHopperTile::kStages;
+  constexpr int kColumnBlocks = kDim / 64;  // of 128 bytes
+  constexpr uint32_t kQueryBox = 64 * kSwizzleBytes, kKeyBox = kKeys * kSwizzleBytes;
+  using Scores = Wgmma<T, kKeys, false, false>;
+  using Results = WgmmaOfRegisters<T, kDim, true>;
+
+  extern __shared__ uint8_t shared[];
+  const uint32_t memory = (shared_address(shared) + 1023) & ~1023u;
+  const uint32_t barriers = memory + kTile.query_bytes() + 2 * kStages * kTile.stage_bytes();
+  const uint32_t q_full = barriers, q_empty = barriers + 8;
+  AttentionRing keys{memory + kTile.query_bytes(), barriers + 16, barriers + 16 + 8 * kStages,
+                     kTile.stage_bytes()};
+  AttentionRing values{keys.memory + kStages * kTile.stage_bytes(), keys.empty + 8 * kStages,
+                       keys.empty + 16 * kStages, kTile.stage_bytes()};
+  const int group = uniform(int(threadIdx.x) / 128), lane = int(threadIdx.x) % 32;
+
+  if (threadIdx.x == 0) {
+    tma_prefetch(map_q);
+    tma_prefetch(map_k);
+    tma_prefetch(map_v);
+    constexpr uint32_t kWarps = 4 * AttentionHopperTile::kConsumers;
+    mbarrier_init(q_full, 1);
+    mbarrier_init(q_empty, kWarps);
+    for (uint32_t s = 0; s < kStages; ++s) {
+      for (const AttentionRing& ring : {keys, values}) {
+        mbarrier_init(ring.full + 8 * s, 1);
+        mbarrier_init(ring.empty + 8 * s, kWarps);
+      }
+    }
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+
+  const AttentionShape& shape = p.shape;
+  const int64_t row_tiles = (shape.queries + kTile.rows() - 1) / kTile.rows();
+  struct Place {
+    int64_t split, first, head;  // the first query
+    int64_t begin, end;          // keys
+  };
+  const auto place_of = [&](int64_t tile) {
+    const int64_t place = tile / p.plan.splits, split = tile % p.plan.splits;
+    // The last queries see the most keys, so they begin.
+    const int64_t first = (row_tiles - 1 - place % row_tiles) * kTile.rows();
+    const int64_t begin = split * p.plan.keys, seen = shape.seen(first + kTile.rows());
+    return Place{split, first, place / row_tiles, begin,
+                 seen < begin + p.plan.keys ? seen : begin + p.plan.keys};
+  };
+  uint32_t q_phase = 0;
+
+  if (group == 0) {
+    // --- producer
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x == 0) {
+      for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x, q_phase ^= 1) {
+        const Place place = place_of(tile);
+        int index[kAttentionLoopDims] = {};
+        int64_t left = place.head;
+#pragma unroll
+        for (int d = 0; d < kAttentionLoopDims; ++d) {
+          if (d >= p.heads.dims) continue;
+          index[d] = int(left % p.heads.sizes[d]);
+          left /= p.heads.sizes[d];
+        }
+        const auto load = [&](const TensorMap& map, int input, uint32_t to, uint32_t barrier,
+                              int column, int64_t row) {
+          const int z[3] = {index[0] * moves.of[input][0], index[1] * moves.of[input][1],
+                            index[2] * moves.of[input][2]};
+          tma_load(map, to, barrier, column, int(row), z);
+        };
+        const auto fill = [&](AttentionRing& ring, const TensorMap& map, int input, int64_t key) {
+          ring.wait_empty();
+          const uint32_t barrier = ring.full + 8 * uint32_t(ring.stage);
+          mbarrier_arrive_and_expect(barrier, uint32_t(kTile.stage_bytes()));
+#pragma unroll
+          for (int block = 0; block < kColumnBlocks; ++block) {
+            load(map, input, ring.at() + block * kKeyBox, barrier, 64 * block, key);
+          }
+          ring.advance();
+        };
+        mbarrier_wait(q_empty, q_phase ^ 1);
+        mbarrier_arrive_and_expect(q_full, uint32_t(kTile.query_bytes()));
+#pragma unroll
+        for (int box = 0; box < kTile.kConsumers * kColumnBlocks; ++box) {
+          load(map_q, 0, memory + box * kQueryBox, q_full, box % kColumnBlocks * 64,
+               place.first + box / kColumnBlocks * 64);
+        }
+#pragma unroll 1
+        for (int64_t key = place.begin; key < place.end; key += kKeys) {
+          fill(keys, map_k, 1, key);
+          fill(values, map_v, 2, key);
+        }
+      }
+    }
+  } else {
+    // --- consumer
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    const int consumer = group - 1, warp = int(threadIdx.x) % 128 / 32;
+    const float scale = float(shape.scale * kLog2E);
+    const uint32_t queries = memory + uint32_t(consumer * kColumnBlocks) * kQueryBox;
+    for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x, q_phase ^= 1) {
+      const Place place = place_of(tile);
+      const int64_t first = place.first + 64 * consumer, row = first + 16 * warp + lane / 4;
+      float scores[kKeys / 2], sums[kDim / 2], most[2] = {-INFINITY, -INFINITY}, total[2] = {};
+      uint32_t weights[kKeys / 16][4];
+#pragma unroll
+      for (int i = 0; i < kDim / 2; ++i) sums[i] = 0;
+
+      // Starts the scores of the next stage of keys.
+      const auto begin_scores = [&] {
+        keys.wait_full();
+        const uint32_t stage = uint32_t(uniform(int(keys.at())));
+        wgmma_fence_sums(scores);
+        wgmma_fence();
+#pragma unroll
+        for (int block = 0; block < kColumnBlocks; ++block) {
+          const uint64_t a = wgmma_descriptor(queries + block * kQueryBox, 0);
+          const uint64_t b = wgmma_descriptor(stage + block * kKeyBox, 0);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            Scores::run(scores, a + i * kWgmmaStep<false>, b + i * kWgmmaStep<false>,
+                        block > 0 || i > 0);
+          }
+        }
+        wgmma_commit();
+        wgmma_fence_sums(scores);
+      };
+      // Starts the product of the weights with the next stage of values.
+      const auto begin_sums = [&] {
+        values.wait_full();
+        const uint32_t stage = uint32_t(uniform(int(values.at())));
+        const uint64_t b = wgmma_descriptor(stage, kKeyBox);
+        wgmma_fence_sums(sums);
+        wgmma_fence_sums(weights);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < kKeys / 16; ++i) {
+          Results::run(sums, weights[i], b + i * kWgmmaStep<true>, true);
+        }
+        wgmma_commit();
+        wgmma_fence_sums(sums);
+      };
+      // Turns the scores of keys from `key` on into weights, and returns what they shrink earlier
+      // ones by.
+      const auto weigh = [&](int64_t key, bool hides, float (&shrunk)[2]) {
+        if (hides) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int64_t seen = shape.seen(row + 8 * half + 1);
+            const int64_t left = (seen < place.end ? seen : place.end) - key;
+            const int count = (left < kKeys ? int(left) : kKeys) - lane % 4 * 2;
+#pragma unroll
+            for (int c = 0; c < kKeys / 4; ++c) {
+              if (c / 2 * 8 + c % 2 >= count) scores[c / 2 * 4 + 2 * half + c % 2] = -INFINITY;
+            }
+          }
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float largest = most[half];
+#pragma unroll
+          for (int c = 0; c < kKeys / 4; ++c) {
+            largest = fmaxf(largest, scores[c / 2 * 4 + 2 * half + c % 2]);
+          }
+          largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+          largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+          // No score is above -inf yet: there is no difference to it.
+          const float base = largest == -INFINITY ? 0.0f : largest * scale;
+          shrunk[half] = Coarse::power(most[half] * scale - base);
+          most[half] = largest;
+          float added = 0;
+#pragma unroll
+          for (int c = 0; c < kKeys / 4; ++c) {
+            float& score = scores[c / 2 * 4 + 2 * half + c % 2];
+            score = Coarse::power(score * scale - base);
+            added += score;
+          }
+          total[half] = total[half] * shrunk[half] + added;
+        }
+      };
+      const auto pack = [&] {
+#pragma unroll
+        for (int i = 0; i < kKeys / 16; ++i) {
+#pragma unroll
+          for (int word = 0; word < 4; ++word) {
+            const int at = 8 * i + 2 * word;
+            weights[i][word] = from_compute(scores[at], scores[at + 1], T{});
+          }
+        }
+      };
+
+      // Whether some query of this warpgroup does not see all keys of a stage.
+      const auto hides = [&](int64_t key) {
+        return place.end - key < kKeys || shape.seen_from(key, first, kKeys) < kKeys;
+      };
+
+      mbarrier_wait(q_full, q_phase);
+      float shrunk[2];
+      if (place.begin < place.end) {
+        begin_scores();
+        wgmma_wait<0>();
+        wgmma_fence_sums(scores);
+        keys.release();
+        weigh(place.begin, hides(place.begin), shrunk);
+        pack();
+      }
+      const auto step = [&](int64_t key, bool some_hidden) {
+        begin_scores();
+        begin_sums();
+        wgmma_wait<1>();
+        wgmma_fence_sums(scores);
+        keys.release();
+        weigh(key, some_hidden, shrunk);
+        wgmma_wait_after(total[0] + total[1], barriers);
+        wgmma_wait<0>();
+        wgmma_fence_sums(sums);
+        wgmma_fence_sums(weights);
+        values.release();
+#pragma unroll
+        for (int i = 0; i < kDim / 2; ++i) sums[i] *= shrunk[i / 2 % 2];
+        pack();
+      };
+      int64_t key = place.begin + kKeys;
+#pragma unroll 1
+      for (; key < place.end && !hides(key); key += kKeys) step(key, false);
+#pragma unroll 1
+      for (; key < place.end; key += kKeys) step(key, true);
+      if (lane == 0) mbarrier_arrive(q_empty);
+      if (place.begin < place.end) {
+        begin_sums();
+        wgmma_wait<0>();
+        wgmma_fence_sums(sums);
+        values.release();
+      }
+
+      const int64_t out = p.heads.offsets_at(place.head)[0];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float whole = lanes_total(total[half], 4);
+        if (row + 8 * half >= shape.queries) continue;
+        store_attended<T, kDim>(p, sums, half, place.split, place.head, out, row + 8 * half, 0,
+                                most[half] * scale, whole);
+      }
+    }
+  }
+#endif
+}
+
+// --- launch ---------------------------------------------------------------------
+
+template <class T, int kDim>
+cudaError_t launch_attention_hopper(const Attention& p, cudaStream_t stream) {
+  constexpr AttentionHopperTile kTile{kDim};
+  constexpr auto kType =
+      std::is_same_v<T, Half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  AttentionMoves moves{};
+  const auto map_of = [&](TensorMap& map, int input, int64_t rows, int64_t step, int box) {
+    const Operand& operand = p.heads.input(input);
+    const int64_t row = (rows == 1 ? (p.shape.dim + 7) / 8 * 8 : step) * int64_t(sizeof(T));
+    int64_t sizes[5] = {p.shape.dim, rows, 1, 1, 1}, strides[4] = {row, row, row, row};
+    for (int d = 0; d < p.heads.dims; ++d) {
+      if (operand.strides[d] == 0) continue;
+      moves.of[input][d] = 1;
+      sizes[d + 2] = p.heads.sizes[d];
+      strides[d + 1] = operand.strides[d] * int64_t(sizeof(T));
+    }
+    return tensor_map<5>(map, kType, sizeof(T), operand.data, sizes, strides, box);
+  };
+  TensorMap q, k, v;
+  cudaError_t error = map_of(q, 0, p.shape.queries, p.q_step, 64);
+  if (error == cudaSuccess) error = map_of(k, 1, p.shape.keys, p.k_step, kTile.keys());
+  if (error == cudaSuccess) error = map_of(v, 2, p.shape.keys, p.v_step, kTile.keys());
+  if (error != cudaSuccess) return error;
+  const auto kernel = attention_hopper_kernel<T, kDim>;
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               kTile.shared_bytes());
+  if (error != cudaSuccess) return error;
+  const int64_t row_tiles = (p.shape.queries + kTile.rows() - 1) / kTile.rows();
+  const int64_t tiles = p.heads.numel * row_tiles * p.plan.splits;
+  // Tiles of a causal product differ in length: a block takes the next one when it is done with the
+  // last. Others are as long, and blocks that stay load the next queries early.
+  const int64_t sms = current_device().sms, most = p.shape.causal ? INT32_MAX : sms;
+  kernel<<<unsigned(tiles < most ? tiles : most), unsigned(kTile.threads()),
+           unsigned(kTile.shared_bytes()), stream>>>(q, k, v, moves, p, tiles);
+  return cudaGetLastError();
+}
+
+}  // namespace cuda_ops
