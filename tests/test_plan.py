@@ -53,11 +53,22 @@ PLANS = {
     # As many chunks and splits as fill the SMs.
     "topk 64 131072 50": ("kept 64 chunks 54", "kept 64 chunks 66", "kept 64 chunks 74"),
     "topk 64 200 8": ("warp sort", "warp sort", "warp sort"),
-    "topk 64 5000 65": ("bitonic_sort", "bitonic_sort", "bitonic_sort"),
+    "topk 64 131072 2048": ("select chunks 1", "select chunks 2", "select chunks 2"),
+    "topk 64 5000 4000": ("bitonic_sort", "bitonic_sort", "bitonic_sort"),
     "sum 32 2097152 float32": (
         "lanes 256 splits 27 grid 864",
         "lanes 256 splits 32 grid 1024",
         "lanes 256 splits 37 grid 1184",
+    ),
+    # Blocks of one warp: as many as fit by their shared memory.
+    "attention 64 4 4096 128": (
+        "few splits 6 of 704", "few splits 11 of 384", "few splits 13 of 320"
+    ),
+    "attention 8 512 32768 64": (
+        "mma splits 6 of 5504", "mma splits 8 of 4096", "mma splits 9 of 3648"
+    ),
+    "attention 32 4096 4096 128": (
+        "mma splits 1 of 4096", "mma splits 1 of 4096", "mma splits 1 of 4096"
     ),
 }  # fmt: skip
 

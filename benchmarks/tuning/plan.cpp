@@ -12,17 +12,19 @@
 //   linear M N K [dtype]                     (M, K) times the transpose of a weight (N, K)
 //   moe tokens top_k hidden inner experts [dtype]
 //   sort rows n [dtype]
-//   topk rows n k
+//   topk rows n k [dtype]
 //   sum rows n [dtype]
+//   attention heads queries keys dim [dtype]
 #include <iostream>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "attention/attention.h"
 #include "gemm/gemm.h"
 #include "moe/moe_plan.h"
 #include "reduce/reduce.h"
-#include "sort/topk.h"
+#include "sort/topk_select.h"
 
 using namespace cuda_ops;
 
@@ -76,9 +78,13 @@ std::string of_sort(const Question& q) {
 }
 
 std::string of_topk(const Question& q) {
-  const TopkConfig c = topk_config(q.sizes[0], q.sizes[1], q.sizes[2], q.device);
-  if (topk_sorts(q.sizes[1], q.sizes[2])) return "warp sort";
-  if (q.sizes[2] > kMostKept) return "bitonic_sort";
+  const int64_t rows = q.sizes[0], n = q.sizes[1], k = q.sizes[2], size = size_of(q.dtype);
+  if (topk_sorts(n, k)) return "warp sort";
+  if (topk_selects(rows, n, k, size, q.device)) {
+    return "select chunks " + std::to_string(select_config(rows, n, k, size, q.device).chunks);
+  }
+  if (k > kMostKept) return "bitonic_sort";
+  const TopkConfig c = topk_config(rows, n, k, q.device);
   return "kept " + std::to_string(c.kept) + " chunks " + std::to_string(c.chunks);
 }
 
@@ -91,6 +97,17 @@ std::string of_sum(const Question& q) {
   const RowSumsConfig c = row_sums_config(p, q.device);
   return "lanes " + std::to_string(c.lanes) + " splits " + std::to_string(c.splits) + " grid " +
          std::to_string(c.blocks);
+}
+
+// The kernel for Hopper runs where tuning has chosen it, see docs/kernels/attention.md.
+std::string of_attention(const Question& q) {
+  Attention p;
+  p.heads.dtype = q.dtype;
+  p.heads.numel = q.sizes[0];
+  p.shape.queries = q.sizes[1], p.shape.keys = q.sizes[2], p.shape.dim = int(q.sizes[3]);
+  const AttentionPlan plan = attention_plan(p, q.device);
+  const std::string splits = std::to_string(plan.splits) + " of " + std::to_string(plan.keys);
+  return std::string(attention_few(p.shape.queries) ? "few" : "mma") + " splits " + splits;
 }
 
 std::string answer(std::istream& words) {
@@ -119,8 +136,9 @@ std::string answer(std::istream& words) {
   if (is("sort", 2)) return of_sort(q);
   if (is("topk", 3)) return of_topk(q);
   if (is("sum", 2)) return of_sum(q);
+  if (is("attention", 4)) return of_attention(q);
   return "expected matmul M N K, linear M N K, moe tokens top_k hidden inner experts, sort rows n, "
-         "topk rows n k or sum rows n";
+         "topk rows n k, sum rows n or attention heads queries keys dim";
 }
 
 }  // namespace
