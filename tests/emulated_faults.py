@@ -34,6 +34,7 @@ USER_OF: dict[str, tuple[str, dict[str, object]]] = {
     "attention.cuh": ("attention", ATTENTION["bfloat16, 128, causal"]._asdict()),
     "attention_gradient.cuh": ("attention", ATTENTION["bfloat16, 128, causal"]._asdict()),
     "attention_hopper.cuh": ("attention", ATTENTION["hopper, many steps"]._asdict()),
+    "attention_hopper_gradient.cuh": ("attention", ATTENTION["hopper, many steps"]._asdict()),
     "sort_cluster.cuh": ("sort", SORT["four passes"]._asdict()),
     "sort_radix_wide.cuh": ("sort", RADIX["more than are put in order"]._asdict()),
     "look_back.cuh": ("scan", SCAN["parts of rows"]._asdict()),
@@ -276,8 +277,8 @@ FAULTS = {
         "attention.cuh",
     ),
     "attention: values are released too early": Fault(
-        "wgmma_wait_after(total[0] + total[1], barriers);\n        wgmma_wait<0>();",
-        "wgmma_wait_after(total[0] + total[1], barriers);\n"
+        "wgmma_wait_after(total[0] + total[1], -scale, barriers);\n        wgmma_wait<0>();",
+        "wgmma_wait_after(total[0] + total[1], -scale, barriers);\n"
         "        if (FAULT) wgmma_wait<1>(); else wgmma_wait<0>();",
         "late",
         "out is wrong",
@@ -310,6 +311,28 @@ FAULTS = {
         "late",
         "out is wrong",
         "attention_hopper.cuh",
+    ),
+    "attention: a stage of the gradient is released too early": Fault(
+        "wgmma_wait<1>();  // the weights, and the sums of the stage before",
+        "if (FAULT) wgmma_wait<2>(); else wgmma_wait<1>();",
+        "late",
+        "grad_[qkv] is wrong",
+        "attention_hopper_gradient.cuh",
+    ),
+    "attention: the gradient's weights of the stage before": Fault(
+        "wgmma_wait_after(total, -scale, barriers);\n        wgmma_wait<0>();",
+        "wgmma_wait_after(total, -scale, barriers);\n"
+        "        if (FAULT) wgmma_wait<1>(); else wgmma_wait<0>();",
+        "late",
+        "grad_[qkv] is wrong",
+        "attention_hopper_gradient.cuh",
+    ),
+    "attention: the gradient reads rows that are not there": Fault(
+        "ring.wait_full();",
+        "if (!FAULT) ring.wait_full();",
+        "early",
+        "grad_[qkv] is wrong",
+        "attention_hopper_gradient.cuh",
     ),
     "attention: queries before the first key": Fault(
         "shape.causal && row > other ? int(row - other)",

@@ -81,8 +81,8 @@ inline void ptx_setp_ne_u32(uint32_t& lanes, uint32_t bit) {
 }
 
 // With the store that never happens: wgmma_wait_after().
-inline void ptx_setp_lt_f32(uint32_t, float value) {
-  if (value < 0) fail("a number below 0 in wgmma_wait_after");
+inline void ptx_setp_lt_f32(uint32_t, float value, float least) {
+  if (value < least) fail("%g is below %g in wgmma_wait_after", double(value), double(least));
 }
 
 // --- loads and stores -----------------------------------------------------------

@@ -145,8 +145,11 @@ int main(int count, char** texts) {
            dense(grad, s.m), dense(out, s.m));
   g.grad_step = g.out_step = n(s.d);
   g.shape.vectors = g.shape.vectors && has_aligned_rows(g.heads, 3, g.grad_step);
+  g.built_for_hopper = p.built_for_hopper;
   g.lse = lse.data();
   g.delta = delta.data();
+  const bool for_hopper = attention_fits_hopper_gradient(g, current_device());
+  std::printf("gradient hopper=%d\n", int(for_hopper));
   check(attention_backward_launch(g, nullptr), "launch of the gradient");
 
   const double loose = half ? 3 * exact : exact;

@@ -53,7 +53,8 @@ struct Attention {
 
 struct AttentionGradient {
   AttentionShape shape;
-  Strided<5, 3> heads;  // grad_q, grad_k, grad_v; q, k, v, grad_out, out
+  bool built_for_hopper = false;  // as in Attention
+  Strided<5, 3> heads;            // grad_q, grad_k, grad_v; q, k, v, grad_out, out
   int64_t q_step = 0, k_step = 0, v_step = 0, grad_step = 0, out_step = 0;
   const void* lse = nullptr;
   void* delta = nullptr;  // workspace: of each query the sum of grad_out out, as it is computed in
@@ -127,19 +128,50 @@ struct AttentionHopperTile {
 // The dims of a batch that the copy engine knows, beside rows and columns.
 constexpr int kAttentionLoopDims = 3;
 
-// Whether the copy engine can walk over the heads of every input, and weights are no smaller for a
-// larger score, as the kernel for Hopper has it.
-inline bool attention_fits_hopper(const Attention& p, DeviceInfo device) {
-  const auto whole = [&](int64_t step) { return step >= 0 && 2 * step < int64_t(1) << 40; };
-  bool fits = device.capability == 90 && p.built_for_hopper && size_of(p.heads.dtype) == 2 &&
-              p.shape.vectors && p.heads.dims <= kAttentionLoopDims &&
-              p.shape.queries < INT32_MAX - 128 && p.shape.keys < INT32_MAX - 128 &&
-              p.shape.keys > 0 && p.shape.scale > 1e-30 && p.shape.scale < 1e30;
-  for (int d = 0; d < p.heads.dims; ++d) {
-    fits = fits && p.heads.sizes[d] <= INT32_MAX;
-    for (int i = 0; i < 3; ++i) fits = fits && whole(p.heads.input(i).strides[d]);
+// Whether the copy engine can walk over the heads of an input, and over its rows.
+template <class Heads>
+bool attention_rows_fit_hopper(const Heads& heads, const AttentionShape& shape, int input,
+                               int64_t rows, int64_t step) {
+  const auto fits = [](int64_t stride) { return stride >= 0 && 2 * stride < int64_t(1) << 40; };
+  bool fit = rows > 0 && rows < INT32_MAX - 256 && fits(step) && (rows == 1 || step >= shape.dim);
+  for (int d = 0; d < heads.dims; ++d) {
+    fit = fit && heads.sizes[d] <= INT32_MAX && fits(heads.input(input).strides[d]);
   }
-  return fits && whole(p.q_step) && whole(p.k_step) && whole(p.v_step);
+  return fit;
+}
+
+// Also whether weights are no smaller for a larger score, as the kernels for Hopper have it.
+template <class Problem>
+bool attention_fits_hopper(const Problem& p, DeviceInfo device) {
+  return device.capability == 90 && p.built_for_hopper && size_of(p.heads.dtype) == 2 &&
+         p.shape.vectors && p.heads.dims <= kAttentionLoopDims && p.shape.scale > 1e-30 &&
+         p.shape.scale < 1e30 &&
+         attention_rows_fit_hopper(p.heads, p.shape, 0, p.shape.queries, p.q_step) &&
+         attention_rows_fit_hopper(p.heads, p.shape, 1, p.shape.keys, p.k_step) &&
+         attention_rows_fit_hopper(p.heads, p.shape, 2, p.shape.keys, p.v_step);
+}
+
+// The gradient's: two warpgroups have 64 rows each of one side, and those of the other side come
+// `stream()` at a time, two operands of each. D beyond 128 has too many sums.
+struct AttentionHopperGradientTile {
+  int dim;
+  bool of_keys;
+
+  static constexpr int kConsumers = 2, kElement = 2, kMostDim = 128;
+  constexpr int threads() const { return 128 * (kConsumers + 1); }
+  constexpr int rows() const { return 64 * kConsumers; }
+  constexpr int stream() const { return of_keys && dim == 128 ? 32 : 64; }
+  constexpr int own_bytes() const { return rows() * dim * kElement; }        // of one operand
+  constexpr int operand_bytes() const { return stream() * dim * kElement; }  // of a stage
+  constexpr int stages() const { return stream() == 32 ? 4 : 2; }
+  constexpr int shared_bytes() const {
+    return 1024 + 2 * own_bytes() + 2 * stages() * operand_bytes() + 8 * (2 + 2 * stages());
+  }
+};
+
+inline bool attention_fits_hopper_gradient(const AttentionGradient& p, DeviceInfo device) {
+  return p.shape.dim <= AttentionHopperGradientTile::kMostDim && attention_fits_hopper(p, device) &&
+         attention_rows_fit_hopper(p.heads, p.shape, 3, p.shape.queries, p.grad_step);
 }
 
 constexpr int kMostAttentionSplits = 128;

@@ -21,16 +21,73 @@ namespace cuda_ops {
 #define CUDA_OPS_HOPPER_ATTENTION 1
 #endif
 
-// Which coordinates of the copy engine move with those of a head: for q, k and v, and each loop
-// dim, 1, or 0 where the input is broadcast.
+// --- inputs as the copy engine sees them ----------------------------------------
+
+// Which coordinates move with those of a head: for each input, and each loop dim, 1, or 0 where the
+// input is broadcast.
+template <int kInputs>
 struct AttentionMoves {
-  int of[3][kAttentionLoopDims];
+  int of[kInputs][kAttentionLoopDims];
 };
+
+// The coordinates of a head, whose input is then brought in boxes of 128 bytes of some rows.
+template <int kInputs>
+struct AttentionBoxes {
+  const AttentionMoves<kInputs>& moves;
+  int index[kAttentionLoopDims] = {};
+
+  template <class Heads>
+  __device__ AttentionBoxes(const AttentionMoves<kInputs>& inputs, const Heads& heads, int64_t head)
+      : moves(inputs) {
+#pragma unroll
+    for (int d = 0; d < kAttentionLoopDims; ++d) {
+      if (d >= heads.dims) continue;
+      index[d] = int(head % heads.sizes[d]);
+      head /= heads.sizes[d];
+    }
+  }
+  __device__ void load(const TensorMap& map, int input, uint32_t to, uint32_t barrier, int column,
+                       int64_t row) const {
+    const int z[3] = {index[0] * moves.of[input][0], index[1] * moves.of[input][1],
+                      index[2] * moves.of[input][2]};
+    tma_load(map, to, barrier, column, int(row), z);
+  }
+  // As many rows as a box has, one block of 64 columns behind the other.
+  template <int kDim>
+  __device__ void load_rows(const TensorMap& map, int input, uint32_t to, uint32_t barrier,
+                            int64_t row, int rows) const {
+#pragma unroll
+    for (int block = 0; block < kDim / 64; ++block) {
+      load(map, input, to + uint32_t(block * rows * kSwizzleBytes), barrier, 64 * block, row);
+    }
+  }
+};
+
+// Describes an input, of which a box has `box` rows.
+template <class T, int kInputs, class Problem>
+cudaError_t attention_map(TensorMap& map, AttentionMoves<kInputs>& moves, const Problem& p,
+                          int input, int64_t rows, int64_t step, int box) {
+  constexpr auto kType =
+      std::is_same_v<T, Half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const Operand& operand = p.heads.input(input);
+  const int64_t row = (rows == 1 ? (p.shape.dim + 7) / 8 * 8 : step) * int64_t(sizeof(T));
+  int64_t sizes[5] = {p.shape.dim, rows, 1, 1, 1}, strides[4] = {row, row, row, row};
+  for (int d = 0; d < p.heads.dims; ++d) {
+    if (operand.strides[d] == 0) continue;
+    moves.of[input][d] = 1;
+    sizes[d + 2] = p.heads.sizes[d];
+    strides[d + 1] = operand.strides[d] * int64_t(sizeof(T));
+  }
+  return tensor_map<5>(map, kType, sizeof(T), operand.data, sizes, strides, box);
+}
+
+// --- stages ---------------------------------------------------------------------
 
 // Stages in shared memory, and which of them a warp is at.
 struct AttentionRing {
   uint32_t memory, full, empty;  // the first stage; barriers of stages
-  int bytes, stage = 0;          // of a stage
+  int bytes, stages;             // bytes of a stage
+  int stage = 0;
   uint32_t phase = 0;
 
   __device__ uint32_t at() const { return memory + uint32_t(stage * bytes); }
@@ -42,19 +99,21 @@ struct AttentionRing {
     advance();
   }
   __device__ void advance() {
-    if (++stage == AttentionHopperTile::kStages) {
+    if (++stage == stages) {
       stage = 0;
       phase ^= 1;
     }
   }
 };
 
+// --- forward --------------------------------------------------------------------
+
 template <class T, int kDim>
 __global__ void __launch_bounds__(AttentionHopperTile{kDim}.threads(), 1)
     attention_hopper_kernel(const __grid_constant__ TensorMap map_q,
                             const __grid_constant__ TensorMap map_k,
                             const __grid_constant__ TensorMap map_v,
-                            const __grid_constant__ AttentionMoves moves,
+                            const __grid_constant__ AttentionMoves<3> moves,
                             const __grid_constant__ Attention p, int64_t tiles) {
 #ifdef CUDA_OPS_HOPPER_ATTENTION
   constexpr AttentionHopperTile kTile{kDim};
@@ -69,9 +128,9 @@ __global__ void __launch_bounds__(AttentionHopperTile{kDim}.threads(), 1)
   const uint32_t barriers = memory + kTile.query_bytes() + 2 * kStages * kTile.stage_bytes();
   const uint32_t q_full = barriers, q_empty = barriers + 8;
   AttentionRing keys{memory + kTile.query_bytes(), barriers + 16, barriers + 16 + 8 * kStages,
-                     kTile.stage_bytes()};
+                     kTile.stage_bytes(), kStages};
   AttentionRing values{keys.memory + kStages * kTile.stage_bytes(), keys.empty + 8 * kStages,
-                       keys.empty + 16 * kStages, kTile.stage_bytes()};
+                       keys.empty + 16 * kStages, kTile.stage_bytes(), kStages};
   const int group = uniform(int(threadIdx.x) / 128), lane = int(threadIdx.x) % 32;
 
   if (threadIdx.x == 0) {
@@ -113,36 +172,19 @@ __global__ void __launch_bounds__(AttentionHopperTile{kDim}.threads(), 1)
     if (threadIdx.x == 0) {
       for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x, q_phase ^= 1) {
         const Place place = place_of(tile);
-        int index[kAttentionLoopDims] = {};
-        int64_t left = place.head;
-#pragma unroll
-        for (int d = 0; d < kAttentionLoopDims; ++d) {
-          if (d >= p.heads.dims) continue;
-          index[d] = int(left % p.heads.sizes[d]);
-          left /= p.heads.sizes[d];
-        }
-        const auto load = [&](const TensorMap& map, int input, uint32_t to, uint32_t barrier,
-                              int column, int64_t row) {
-          const int z[3] = {index[0] * moves.of[input][0], index[1] * moves.of[input][1],
-                            index[2] * moves.of[input][2]};
-          tma_load(map, to, barrier, column, int(row), z);
-        };
+        const AttentionBoxes<3> boxes(moves, p.heads, place.head);
         const auto fill = [&](AttentionRing& ring, const TensorMap& map, int input, int64_t key) {
           ring.wait_empty();
           const uint32_t barrier = ring.full + 8 * uint32_t(ring.stage);
           mbarrier_arrive_and_expect(barrier, uint32_t(kTile.stage_bytes()));
-#pragma unroll
-          for (int block = 0; block < kColumnBlocks; ++block) {
-            load(map, input, ring.at() + block * kKeyBox, barrier, 64 * block, key);
-          }
+          boxes.template load_rows<kDim>(map, input, ring.at(), barrier, key, kKeys);
           ring.advance();
         };
         mbarrier_wait(q_empty, q_phase ^ 1);
         mbarrier_arrive_and_expect(q_full, uint32_t(kTile.query_bytes()));
-#pragma unroll
-        for (int box = 0; box < kTile.kConsumers * kColumnBlocks; ++box) {
-          load(map_q, 0, memory + box * kQueryBox, q_full, box % kColumnBlocks * 64,
-               place.first + box / kColumnBlocks * 64);
+        for (int i = 0; i < kTile.kConsumers; ++i) {
+          boxes.template load_rows<kDim>(map_q, 0, memory + i * kColumnBlocks * kQueryBox, q_full,
+                                         place.first + 64 * i, 64);
         }
 #pragma unroll 1
         for (int64_t key = place.begin; key < place.end; key += kKeys) {
@@ -270,7 +312,7 @@ __global__ void __launch_bounds__(AttentionHopperTile{kDim}.threads(), 1)
         wgmma_fence_sums(scores);
         keys.release();
         weigh(key, some_hidden, shrunk);
-        wgmma_wait_after(total[0] + total[1], barriers);
+        wgmma_wait_after(total[0] + total[1], -scale, barriers);
         wgmma_wait<0>();
         wgmma_fence_sums(sums);
         wgmma_fence_sums(weights);
@@ -305,30 +347,15 @@ __global__ void __launch_bounds__(AttentionHopperTile{kDim}.threads(), 1)
 #endif
 }
 
-// --- launch ---------------------------------------------------------------------
-
 template <class T, int kDim>
 cudaError_t launch_attention_hopper(const Attention& p, cudaStream_t stream) {
   constexpr AttentionHopperTile kTile{kDim};
-  constexpr auto kType =
-      std::is_same_v<T, Half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  AttentionMoves moves{};
-  const auto map_of = [&](TensorMap& map, int input, int64_t rows, int64_t step, int box) {
-    const Operand& operand = p.heads.input(input);
-    const int64_t row = (rows == 1 ? (p.shape.dim + 7) / 8 * 8 : step) * int64_t(sizeof(T));
-    int64_t sizes[5] = {p.shape.dim, rows, 1, 1, 1}, strides[4] = {row, row, row, row};
-    for (int d = 0; d < p.heads.dims; ++d) {
-      if (operand.strides[d] == 0) continue;
-      moves.of[input][d] = 1;
-      sizes[d + 2] = p.heads.sizes[d];
-      strides[d + 1] = operand.strides[d] * int64_t(sizeof(T));
-    }
-    return tensor_map<5>(map, kType, sizeof(T), operand.data, sizes, strides, box);
-  };
+  AttentionMoves<3> moves{};
   TensorMap q, k, v;
-  cudaError_t error = map_of(q, 0, p.shape.queries, p.q_step, 64);
-  if (error == cudaSuccess) error = map_of(k, 1, p.shape.keys, p.k_step, kTile.keys());
-  if (error == cudaSuccess) error = map_of(v, 2, p.shape.keys, p.v_step, kTile.keys());
+  const int keys = kTile.keys();
+  cudaError_t error = attention_map<T>(q, moves, p, 0, p.shape.queries, p.q_step, 64);
+  if (error == cudaSuccess) error = attention_map<T>(k, moves, p, 1, p.shape.keys, p.k_step, keys);
+  if (error == cudaSuccess) error = attention_map<T>(v, moves, p, 2, p.shape.keys, p.v_step, keys);
   if (error != cudaSuccess) return error;
   const auto kernel = attention_hopper_kernel<T, kDim>;
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

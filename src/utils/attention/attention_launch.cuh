@@ -3,6 +3,7 @@
 
 #include "attention/attention_gradient.cuh"
 #include "attention/attention_hopper.cuh"
+#include "attention/attention_hopper_gradient.cuh"
 
 namespace cuda_ops {
 
@@ -75,6 +76,12 @@ inline cudaError_t launch_attention_gradient(const AttentionGradient& p, cudaStr
       if (error != cudaSuccess) return error;
     }
     return detail::visit_head_dim(p.shape.dim, [&](auto dim) {
+      if constexpr (sizeof(T) == 2 &&
+                    decltype(dim)::value <= AttentionHopperGradientTile::kMostDim) {
+        if (attention_fits_hopper_gradient(p, current_device())) {
+          return launch_attention_hopper_gradient<T, decltype(dim)::value>(p, stream);
+        }
+      }
       constexpr AttentionTile kOfKeys = attention_gradient_tile(sizeof(T), dim.value, 2);
       constexpr AttentionTile kOfQueries = attention_gradient_tile(sizeof(T), dim.value, 1);
       const cudaError_t error =

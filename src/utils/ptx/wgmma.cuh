@@ -63,14 +63,15 @@ __device__ void wgmma_wait() {
 }
 
 // Keeps ptxas from moving the next wait in front of what leads to `value`, a number that is never
-// below 0: instructions that need no products then run beside them. A store that never happens, to
-// any `shared` address, has to come before the wait.
-__device__ inline void wgmma_wait_after(float value, uint32_t shared) {
+// below `least`: instructions that need no products then run beside them. A store that never
+// happens, to any `shared` address, has to come before the wait. ptxas must not know that it never
+// does: `least` comes from an argument of the kernel.
+__device__ inline void wgmma_wait_after(float value, float least, uint32_t shared) {
   asm volatile(
       "{\n.reg .pred never;\n"
-      "setp.lt.f32 never, %1, 0f00000000;\n"
+      "setp.lt.f32 never, %1, %2;\n"
       "@never st.shared.f32 [%0], %1;\n}" ::"r"(shared),
-      "f"(value)
+      "f"(value), "f"(least)
       : "memory");
 }
 

@@ -1,0 +1,303 @@
+// The gradient of attention on Hopper: the two kernels of attention_gradient.cuh, built as that of
+// attention_hopper.cuh. A consumer starts the scores of the next rows and the gradients of their
+// weights, and turns scores into weights while the tensor cores do the second.
+#pragma once
+
+#include "attention/attention_gradient.cuh"
+#include "attention/attention_hopper.cuh"
+
+namespace cuda_ops {
+
+template <class T, int kDim, bool kOfKeys>
+__global__ void __launch_bounds__(AttentionHopperGradientTile{kDim, kOfKeys}.threads(), 1)
+    attention_hopper_gradient_kernel(const __grid_constant__ TensorMap map_q,
+                                     const __grid_constant__ TensorMap map_k,
+                                     const __grid_constant__ TensorMap map_v,
+                                     const __grid_constant__ TensorMap map_grad,
+                                     const __grid_constant__ AttentionMoves<4> moves,
+                                     const __grid_constant__ AttentionGradient p, int64_t tiles) {
+#ifdef CUDA_OPS_HOPPER_ATTENTION
+  constexpr AttentionHopperGradientTile kTile{kDim, kOfKeys};
+  constexpr int kStream = kTile.stream(), kStages = kTile.stages(), kColumnBlocks = kDim / 64;
+  constexpr int kOwned = kTile.rows(), kConsumers = AttentionHopperGradientTile::kConsumers;
+  constexpr uint32_t kOwnBox = 64 * kSwizzleBytes, kStreamBox = kStream * kSwizzleBytes;
+  constexpr int kStageBytes = 2 * kTile.operand_bytes();
+  using Scores = Wgmma<T, kStream, false, false>;
+  using Results = WgmmaOfRegisters<T, kDim, true>;
+  // q, k, v and grad_out are inputs 0 to 3: what scores are made of, and their gradients.
+  constexpr int kOwnScores = kOfKeys ? 1 : 0, kOwnGrads = kOfKeys ? 2 : 3;
+  constexpr int kScores = 1 - kOwnScores, kGrads = 5 - kOwnGrads;
+  const TensorMap& own_scores = kOfKeys ? map_k : map_q;
+  const TensorMap& own_grads = kOfKeys ? map_v : map_grad;
+  const TensorMap& of_scores = kOfKeys ? map_q : map_k;
+  const TensorMap& of_grads = kOfKeys ? map_grad : map_v;
+
+  extern __shared__ uint8_t shared[];
+  const uint32_t memory = (shared_address(shared) + 1023) & ~1023u;
+  const uint32_t stages = memory + 2 * kTile.own_bytes();
+  const uint32_t barriers = stages + kStages * kStageBytes;
+  const uint32_t own_full = barriers, own_empty = barriers + 8;
+  AttentionRing ring{stages, barriers + 16, barriers + 16 + 8 * kStages, kStageBytes, kStages};
+  const int group = uniform(int(threadIdx.x) / 128), lane = int(threadIdx.x) % 32;
+
+  if (threadIdx.x == 0) {
+    for (const TensorMap* map : {&map_q, &map_k, &map_v, &map_grad}) tma_prefetch(*map);
+    mbarrier_init(own_full, 1);
+    mbarrier_init(own_empty, 4 * kConsumers);  // consuming warps
+    for (uint32_t s = 0; s < kStages; ++s) {
+      mbarrier_init(ring.full + 8 * s, 1);
+      mbarrier_init(ring.empty + 8 * s, 4 * kConsumers);
+    }
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+
+  const AttentionShape& shape = p.shape;
+  const int64_t own_rows = kOfKeys ? shape.keys : shape.queries;
+  const int64_t row_tiles = (own_rows + kOwned - 1) / kOwned;
+  struct Place {
+    int64_t first, head;  // the first row
+    int64_t begin, end;   // of the other side
+  };
+  const auto place_of = [&](int64_t tile) {
+    // The rows that see the most of the other side begin: the last queries, the first keys.
+    const int64_t row_tile = tile % row_tiles;
+    const int64_t first = (kOfKeys ? row_tile : row_tiles - 1 - row_tile) * kOwned;
+    // Queries before the first key see none of these keys.
+    const int64_t begin = kOfKeys && shape.causal ? first / kStream * kStream : 0;
+    return Place{first, tile / row_tiles, begin,
+                 kOfKeys ? shape.queries : shape.seen(first + kOwned)};
+  };
+  uint32_t own_phase = 0;
+
+  if (group == 0) {
+    // --- producer
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x == 0) {
+      for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x, own_phase ^= 1) {
+        const Place place = place_of(tile);
+        const AttentionBoxes<4> boxes(moves, p.heads, place.head);
+        mbarrier_wait(own_empty, own_phase ^ 1);
+        mbarrier_arrive_and_expect(own_full, uint32_t(2 * kTile.own_bytes()));
+        for (int i = 0; i < kConsumers; ++i) {
+          const uint32_t to = memory + i * kColumnBlocks * kOwnBox;
+          const int64_t row = place.first + 64 * i;
+          boxes.template load_rows<kDim>(own_scores, kOwnScores, to, own_full, row, 64);
+          boxes.template load_rows<kDim>(own_grads, kOwnGrads, to + kTile.own_bytes(), own_full,
+                                         row, 64);
+        }
+#pragma unroll 1
+        for (int64_t row = place.begin; row < place.end; row += kStream, ring.advance()) {
+          ring.wait_empty();
+          const uint32_t to = ring.at(), barrier = ring.full + 8 * uint32_t(ring.stage);
+          mbarrier_arrive_and_expect(barrier, uint32_t(kStageBytes));
+          boxes.template load_rows<kDim>(of_scores, kScores, to, barrier, row, kStream);
+          boxes.template load_rows<kDim>(of_grads, kGrads, to + kTile.operand_bytes(), barrier, row,
+                                         kStream);
+        }
+      }
+    }
+  } else {
+    // --- consumer
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    const int consumer = group - 1, warp = int(threadIdx.x) % 128 / 32;
+    const float scale = float(shape.scale * kLog2E);
+    const uint32_t own = memory + uint32_t(consumer * kColumnBlocks) * kOwnBox;
+    for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x, own_phase ^= 1) {
+      const Place place = place_of(tile);
+      const int64_t first = place.first + 64 * consumer, row = first + 16 * warp + lane / 4;
+      const float* lse = static_cast<const float*>(p.lse) + place.head * shape.queries;
+      const float* delta = static_cast<const float*>(p.delta) + place.head * shape.queries;
+      // In units of log2. Queries that are not there, or saw no key, have no weights.
+      const auto lse_of = [&](int64_t query) {
+        const float found = query < shape.queries ? __ldg(lse + query) : -INFINITY;
+        return found == -INFINITY ? INFINITY : found * float(kLog2E);
+      };
+      const auto delta_of = [&](int64_t query) {
+        return query < shape.queries ? __ldg(delta + query) : 0.0f;
+      };
+      constexpr int kNumbers = kOfKeys ? kStream / 4 : 2;  // of queries that a thread meets
+      float of_lse[kNumbers], of_delta[kNumbers];
+      if constexpr (!kOfKeys) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          of_lse[half] = lse_of(row + 8 * half);
+          of_delta[half] = delta_of(row + 8 * half);
+        }
+      }
+      float weights[kStream / 2], grads[kStream / 2];
+      float sums[kDim / 2];                     // of grad_q or grad_k
+      float of_values[kOfKeys ? kDim / 2 : 1];  // of grad_v
+      uint32_t left[kStream / 16][4], left_of_values[kOfKeys ? kStream / 16 : 1][4];
+#pragma unroll
+      for (int i = 0; i < kDim / 2; ++i) sums[i] = 0;
+#pragma unroll
+      for (int i = 0; i < (kOfKeys ? kDim / 2 : 1); ++i) of_values[i] = 0;
+
+      // Starts products over the whole of D: rows of this consumer, and those of the stage.
+      const auto begin_product = [&](uint32_t mine, uint32_t theirs, float (&result)[kStream / 2]) {
+        wgmma_fence_sums(result);
+        wgmma_fence();
+#pragma unroll
+        for (int block = 0; block < kColumnBlocks; ++block) {
+          const uint64_t a = wgmma_descriptor(mine + block * kOwnBox, 0);
+          const uint64_t b = wgmma_descriptor(theirs + block * kStreamBox, 0);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            Scores::run(result, a + i * kWgmmaStep<false>, b + i * kWgmmaStep<false>,
+                        block > 0 || i > 0);
+          }
+        }
+        wgmma_commit();
+        wgmma_fence_sums(result);
+      };
+      const auto begin_sums = [&](uint32_t (&factor)[kStream / 16][4], uint32_t rows,
+                                  float (&result)[kDim / 2]) {
+        const uint64_t b = wgmma_descriptor(rows, kStreamBox);
+        wgmma_fence_sums(result);
+        wgmma_fence_sums(factor);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < kStream / 16; ++i) {
+          Results::run(result, factor[i], b + i * kWgmmaStep<true>, true);
+        }
+        wgmma_fence_sums(result);
+      };
+      const auto pack = [&](const float (&from)[kStream / 2], uint32_t (&to)[kStream / 16][4]) {
+#pragma unroll
+        for (int i = 0; i < kStream / 4; ++i) {
+          to[i / 4][i % 4] = from_compute(from[2 * i], from[2 * i + 1], T{});
+        }
+      };
+      const auto wait_for_sums = [&] {
+        wgmma_fence_sums(sums);
+        wgmma_fence_sums(left);
+        if constexpr (kOfKeys) {
+          wgmma_fence_sums(of_values);
+          wgmma_fence_sums(left_of_values);
+        }
+      };
+
+      mbarrier_wait(own_full, own_phase);
+      AttentionRing previous = ring;
+#pragma unroll 1
+      for (int64_t other = place.begin; other < place.end; other += kStream) {
+        const int64_t column = other + lane % 4 * 2;
+        if constexpr (kOfKeys) {  // loaded here, to be there when scores are
+#pragma unroll
+          for (int c = 0; c < kNumbers; ++c) {
+            of_lse[c] = lse_of(column + c / 2 * 8 + c % 2);
+            of_delta[c] = delta_of(column + c / 2 * 8 + c % 2);
+          }
+        }
+        ring.wait_full();
+        const uint32_t stage = uint32_t(uniform(int(ring.at())));
+        begin_product(own, stage, weights);
+        begin_product(own + kTile.own_bytes(), stage + kTile.operand_bytes(), grads);
+        wgmma_wait<1>();  // the weights, and the sums of the stage before
+        wgmma_fence_sums(weights);
+        wait_for_sums();
+        if (other > place.begin) previous.release();
+
+        float total = 0;
+#pragma unroll
+        for (int i = 0; i < kStream / 2; ++i) {
+          const int which = kOfKeys ? i / 4 * 2 + i % 2 : i / 2 % 2;
+          weights[i] = Coarse::power(weights[i] * scale - of_lse[which]);
+          total += weights[i];
+        }
+        wgmma_wait_after(total, -scale, barriers);
+        wgmma_wait<0>();
+        wgmma_fence_sums(grads);
+        const bool all_seen = kOfKeys ? !shape.causal || first + 63 <= other
+                                      : shape.seen_from(other, first, kStream) == kStream;
+        if (!all_seen) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int64_t mine = row + 8 * half;
+            // Columns are seen from here on, or up to here.
+            const int limit = !kOfKeys ? shape.seen_from(column, mine, kStream)
+                              : shape.causal && mine > column ? int(mine - column)
+                                                              : 0;
+#pragma unroll
+            for (int c = 0; c < kStream / 4; ++c) {
+              const int at = c / 2 * 8 + c % 2;
+              const bool is_seen = kOfKeys ? at >= limit : at < limit;
+              if (!is_seen) weights[c / 2 * 4 + 2 * half + c % 2] = 0;
+            }
+          }
+        }
+        if constexpr (kOfKeys) pack(weights, left_of_values);
+#pragma unroll
+        for (int i = 0; i < kStream / 2; ++i) {
+          const int which = kOfKeys ? i / 4 * 2 + i % 2 : i / 2 % 2;
+          grads[i] = weights[i] * (grads[i] - of_delta[which]);
+        }
+        pack(grads, left);
+        if constexpr (kOfKeys) begin_sums(left_of_values, stage + kTile.operand_bytes(), of_values);
+        begin_sums(left, stage, sums);
+        wgmma_commit();
+        previous = ring;
+        ring.advance();
+      }
+      if (lane == 0) mbarrier_arrive(own_empty);
+      wgmma_wait<0>();
+      wait_for_sums();
+      if (place.begin < place.end) previous.release();
+
+      const auto at = p.heads.offsets_at(place.head);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (row + 8 * half >= own_rows) continue;
+        const auto result = [&](int i) {
+          return static_cast<T*>(p.heads.operands[i].data) + at[i] + (row + 8 * half) * shape.dim;
+        };
+        const float by = float(shape.scale);
+#pragma unroll
+        for (int j = 0; j < kDim / 8; ++j) {
+          const int to = 8 * j + lane % 4 * 2, from = 4 * j + 2 * half;
+          store_neighbors(result(kOfKeys ? 1 : 0), to, shape.dim, sums[from] * by,
+                          sums[from + 1] * by);
+          if constexpr (kOfKeys) {
+            store_neighbors(result(2), to, shape.dim, of_values[from], of_values[from + 1]);
+          }
+        }
+      }
+    }
+  }
+#endif
+}
+
+// Both kernels; delta is there.
+template <class T, int kDim>
+cudaError_t launch_attention_hopper_gradient(const AttentionGradient& p, cudaStream_t stream) {
+  const auto run = [&](auto of_keys) {
+    constexpr AttentionHopperGradientTile kTile{kDim, decltype(of_keys)::value};
+    AttentionMoves<4> moves{};
+    TensorMap q, k, v, grad;
+    const int of_keys_box = kTile.of_keys ? 64 : kTile.stream();
+    const int of_queries_box = kTile.of_keys ? kTile.stream() : 64;
+    const auto map = [&](TensorMap& made, int input, int64_t rows, int64_t step, int box) {
+      return attention_map<T>(made, moves, p, input, rows, step, box);
+    };
+    cudaError_t error = map(q, 0, p.shape.queries, p.q_step, of_queries_box);
+    if (error == cudaSuccess) error = map(k, 1, p.shape.keys, p.k_step, of_keys_box);
+    if (error == cudaSuccess) error = map(v, 2, p.shape.keys, p.v_step, of_keys_box);
+    if (error == cudaSuccess) error = map(grad, 3, p.shape.queries, p.grad_step, of_queries_box);
+    if (error != cudaSuccess) return error;
+    const auto kernel = attention_hopper_gradient_kernel<T, kDim, decltype(of_keys)::value>;
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 kTile.shared_bytes());
+    if (error != cudaSuccess) return error;
+    const int64_t rows = kTile.of_keys ? p.shape.keys : p.shape.queries;
+    const int64_t tiles = p.heads.numel * ((rows + kTile.rows() - 1) / kTile.rows());
+    const int64_t sms = current_device().sms, most = p.shape.causal ? INT32_MAX : sms;
+    kernel<<<unsigned(tiles < most ? tiles : most), unsigned(kTile.threads()),
+             unsigned(kTile.shared_bytes()), stream>>>(q, k, v, grad, moves, p, tiles);
+    return cudaGetLastError();
+  };
+  const cudaError_t error = run(std::true_type{});
+  return error == cudaSuccess ? run(std::false_type{}) : error;
+}
+
+}  // namespace cuda_ops
