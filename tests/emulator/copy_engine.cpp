@@ -32,11 +32,11 @@ uint32_t chunk_address(uint32_t box, int row, int chunk) {
 // Calls body(address in shared memory, place in global memory) of each element's; a place of
 // null is outside of the tensor.
 template <class Body>
-void each_element(const Map& m, uint32_t box, const Place& at, const Body& body) {
+void each_element(const Map& m, uint32_t box, const Coordinates& at, const Body& body) {
   const int per_chunk = 16 / m.element;
   for (int row = 0; row < m.rows; ++row) {
     for (int column = 0; column < kRow / m.element; ++column) {
-      Place here = at;
+      Coordinates here = at;
       here[0] += column;
       here[1] += row;
       bool inside = true;
@@ -83,7 +83,7 @@ CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t dims, voi
 }
 
 // What a load does when it happens.
-void load_box(const Map& m, Block& of, uint32_t to, uint32_t barrier, const Place& at) {
+void load_box(const Map& m, Block& of, uint32_t to, uint32_t barrier, const Coordinates& at) {
   Block* const interrupted = block;
   block = &of;
   each_element(m, to, at, [&](uint32_t address, const uint8_t* place) {
@@ -102,11 +102,12 @@ void load_box(const Map& m, Block& of, uint32_t to, uint32_t barrier, const Plac
 
 }  // namespace
 
-void tma_load(const void* map, uint32_t to, uint32_t barrier, Place at) {
+void tma_load(const void* map, uint32_t to, uint32_t barrier, Coordinates at) {
   tma_load_multicast(map, to, barrier, at, 1u << block->rank);
 }
 
-void tma_load_multicast(const void* map, uint32_t to, uint32_t barrier, Place at, uint32_t ranks) {
+void tma_load_multicast(const void* map, uint32_t to, uint32_t barrier, Coordinates at,
+                        uint32_t ranks) {
   check_waited();
   const Map m = map_at(map);
   if (to % 1024 != 0) fail("a box at shared address %x, no multiple of 1024", to);
@@ -117,7 +118,7 @@ void tma_load_multicast(const void* map, uint32_t to, uint32_t barrier, Place at
   }
 }
 
-void tma_store(const void* map, uint32_t from, Place at) {
+void tma_store(const void* map, uint32_t from, Coordinates at) {
   check_waited();
   const Map m = map_at(map);
   if (from % 1024 != 0) fail("a box at shared address %x, no multiple of 1024", from);

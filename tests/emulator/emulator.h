@@ -220,10 +220,11 @@ Async& async();
 // --- the copy engine ------------------------------------------------------------
 
 // x, y and the batch's; the last ones are 0 where a map has three dims.
-using Place = std::array<int, 5>;
-void tma_load(const void* map, uint32_t to, uint32_t barrier, Place at);
+using Coordinates = std::array<int, 5>;
+void tma_load(const void* map, uint32_t to, uint32_t barrier, Coordinates at);
 // To the blocks of the cluster whose bits are set.
-void tma_load_multicast(const void* map, uint32_t to, uint32_t barrier, Place at, uint32_t ranks);
-void tma_store(const void* map, uint32_t from, Place at);
+void tma_load_multicast(const void* map, uint32_t to, uint32_t barrier, Coordinates at,
+                        uint32_t ranks);
+void tma_store(const void* map, uint32_t from, Coordinates at);
 
 }  // namespace emulator
