@@ -334,6 +334,15 @@ def test_reports_that_tests_recorded_come_back(
     assert table.startswith("on a GPU.") and "| layouts[cpu] | 3 | 3 |" in table
 
 
+@pytest.mark.parametrize("name", ["absent", "cuda_ops::"])
+def test_an_unknown_operator_is_refused_before_others_are_checked(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", "relu", name]) == 2
+    said = capsys.readouterr().err
+    assert "error: no operator " in said and "checked relu" not in said
+
+
 def test_a_report_counts_samples_that_once_failed_with_their_check(tmp_path: Path) -> None:
     ran, once = (
         CheckEntry("layouts", "cpu", True, count=3),

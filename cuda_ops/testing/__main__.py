@@ -158,7 +158,12 @@ def _ranks(arguments: argparse.Namespace) -> int:
 def _names(chosen: Sequence[str]) -> list[str]:
     from cuda_ops.registry import all_operators, operators_of, registry
 
-    return operators_of(map(registry().key_in_command, chosen)) or [*all_operators(), *described()]
+    if not chosen:
+        return [*all_operators(), *described()]
+    names = operators_of(map(registry().key_in_command, chosen))
+    for name in names:
+        find(name)  # refuses it here, before the others take their minutes
+    return names
 
 
 def _parser() -> argparse.ArgumentParser:
