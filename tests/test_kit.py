@@ -18,6 +18,7 @@ from xml.sax.saxutils import quoteattr
 import pytest
 import torch
 from hypothesis import strategies as st
+from torch.torch_version import TorchVersion
 
 from cuda_ops.build.compiling import build
 from cuda_ops.build.elf import runs_on, undefined_symbols
@@ -43,6 +44,7 @@ from cuda_ops.testing.report import (
     not_run_counts,
     read_junit,
 )
+from cuda_ops.testing.runner import why_not
 from cuda_ops.testing.subject import ITSELF, Origin, Subject, find
 from cuda_ops.testing.worker import (
     IN_WORKER,
@@ -332,6 +334,14 @@ def test_reports_that_tests_recorded_come_back(
     assert main(["report", "--junit", str(file)]) == 0
     table = capsys.readouterr().out
     assert table.startswith("on a GPU.") and "| layouts[cpu] | 3 | 3 |" in table
+
+
+def test_sharding_is_not_checked_where_torch_cannot_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    check, subject = by_name("dtensor"), find("add_rms_norm_")
+    assert why_not(check, subject, "cpu") == ""
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.10.0"))
+    assert "before 2.11 cannot share out" in why_not(check, subject, "cpu")
+    assert why_not(check, find("rms_norm"), "cpu") == ""
 
 
 @pytest.mark.parametrize("name", ["absent", "cuda_ops::"])

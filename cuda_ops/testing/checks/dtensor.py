@@ -30,6 +30,8 @@ def _no_rule(subject: Subject, device: str) -> str:
         return "composed: the rules are those of its parts"
     if subject.op.device_position is not None:
         return NO_TENSOR
+    if not subject.op.parsed.returns and torch.__version__ < "2.11":
+        return "torch before 2.11 cannot share out an operator without results"
     return "" if subject.sharding is not None else "no sharding rule: implement cuda_ops_sharding"
 
 
