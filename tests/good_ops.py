@@ -93,6 +93,7 @@ good("logical_not(Tensor x) -> Tensor", "()->()", torch.logical_not, dtypes=(tor
 good("scale(Tensor x, float factor=2.0) -> Tensor", "()->()", lambda x, factor=2.0: x * factor,
      lambda g, x, factor=2.0: (g * factor, None))  # fmt: skip
 good("shifted(Tensor x, int[] by=[1, 2]) -> Tensor", "()->()", lambda x, by=(1, 2): x + sum(by))
+good("log(Tensor x) -> Tensor", "()->()", torch.log, lambda g, x: g / x)  # NaN below 0
 good("power(Tensor x, int exponent) -> Tensor", "()->()", lambda x, exponent: x ** abs(exponent))
 
 # --- broadcasting ------------------------------------------------------------------------

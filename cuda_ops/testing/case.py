@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from cuda_ops.testing.arguments import each, in_order
+from cuda_ops.testing.arguments import each, in_order, spread
 from cuda_ops.testing.compare import (
     is_floating,
     least_epsilon,
@@ -106,6 +106,18 @@ def called(case: Case, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...] | None
         if "CUDA error" in str(refusal):
             raise
         return None
+
+
+def defined(case: Case, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the arguments, made positive in place where a result of theirs is NaN, as a logarithm
+    is below 0: torch takes NaN for different from itself, and no difference tells of a gradient.
+    """
+    if any(is_floating(found) and found.isnan().any() for found in case.call(*args)):
+        with torch.no_grad():
+            for value in spread(args):
+                if is_floating(value) and value.dtype.itemsize > 1:
+                    value.abs_()
+    return args
 
 
 def wanting(args: tuple[Any, ...]) -> list[torch.Tensor]:

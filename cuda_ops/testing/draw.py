@@ -188,7 +188,8 @@ def _pool(subject: Subject, draw: Draw) -> list[Sample]:
 
 #: Values for single tensors, and those of all tensors that they belong to.
 _BELONGS: dict[Values, Values] = {
-    "infinite": "special", "negative_infinite": "special", "largest": "large", "smallest": "tiny",
+    "infinite": "special", "negative_infinite": "special", "all_infinite": "special",
+    "all_negative_infinite": "special", "largest": "large", "smallest": "tiny",
 }  # fmt: skip
 
 

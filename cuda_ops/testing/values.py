@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 Values = Literal[
     "normal", "large", "tiny", "special", "equal",
-    "largest", "smallest", "infinite", "negative_infinite", "cancelling",
-    "whole", "zeros", "far_mean",
+    "largest", "smallest", "infinite", "negative_infinite", "all_infinite",
+    "all_negative_infinite", "cancelling", "whole", "zeros", "far_mean",
 ]  # fmt: skip
 #: What is drawn for all arguments of a sample. The other values are for single arguments: two
 #: numbers next to the largest one add up to infinity in any order but one.
@@ -130,6 +130,8 @@ def _fill(
         # NaN and the other infinity would hide what becomes of one.
         infinity = math.inf if values == "infinite" else -math.inf
         normal = torch.where(integers(0, 7) == 0, infinity, normal)
+    if values in ("all_infinite", "all_negative_infinite"):  # as rows are that a mask hides whole
+        normal.fill_(math.inf if values == "all_infinite" else -math.inf)
     if values == "cancelling" and shape:
         half = shape[-1] // 2
         normal[..., half : 2 * half] = -normal[..., :half]

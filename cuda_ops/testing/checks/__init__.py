@@ -32,6 +32,7 @@ from cuda_ops.testing.checks.leaks import leaks
 from cuda_ops.testing.checks.lists import lists, mixed_lists
 from cuda_ops.testing.checks.numerics import numerics, reference, rounding
 from cuda_ops.testing.checks.opcheck import opcheck
+from cuda_ops.testing.checks.parallel import parallel
 from cuda_ops.testing.checks.public import public
 from cuda_ops.testing.checks.races import early_start, repeats
 from cuda_ops.testing.checks.random import draws, independence, replays
@@ -57,6 +58,7 @@ CHECKS: tuple[Check, ...] = (
     written,
     unwritten,
     repeats,
+    parallel,
     bounds,
     workspaces,
     temporaries,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from cuda_ops.testing.case import Case, NotRunError, check, without_float64
+from cuda_ops.testing.case import Case, NotRunError, check, defined, without_float64
 from cuda_ops.testing.checks.gradients import compare_with_differences, rows
 from cuda_ops.testing.compare import is_inexact
 from cuda_ops.testing.draw import Draw
@@ -40,7 +40,7 @@ def jvp(case: Case) -> None:
         for i, value in enumerate(args)
     )
     compare_with_differences(
-        case, leaves, _by_columns, check_backward_ad=False, check_forward_ad=True,
+        case, defined(case, leaves), _by_columns, check_backward_ad=False, check_forward_ad=True,
         check_undefined_grad=False,
     )  # fmt: skip
 

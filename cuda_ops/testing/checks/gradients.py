@@ -19,6 +19,7 @@ from cuda_ops.testing.case import (
     Case,
     NotRunError,
     check,
+    defined,
     sums,
     wanting,
     without_float64,
@@ -92,7 +93,7 @@ _MISMATCH = r"^Jacobian .*\bmismatch for output (\d+) with respect to input (\d+
        excuse=without_float64)  # fmt: skip
 def gradcheck(case: Case) -> None:
     """Compares the gradient with finite differences, in float64."""
-    compare_with_differences(case, case.leaves(), _by_rows)
+    compare_with_differences(case, defined(case, case.leaves()), _by_rows)
 
 
 def compare_with_differences(

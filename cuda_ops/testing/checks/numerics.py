@@ -42,12 +42,14 @@ _CORES, _MOST = (64, 32, 16, 8), 1 << 16
 
 
 def _each_at_an_end(op: OpSpec) -> list[Sample]:
-    """Returns calls in which one tensor in turn holds infinities of one sign, numbers next to the
-    smallest, next to the largest, zeros, halves of rows that cancel, or a mean far from zero.
+    """Returns calls in which one tensor in turn holds some infinities of one sign, nothing else,
+    numbers next to the smallest, next to the largest, zeros, halves of rows that cancel, or a mean
+    far from zero.
 
     Sums of the largest numbers depend on their order, so those are for elementwise operators alone.
     """
-    kinds: tuple[Values, ...] = ("infinite", "negative_infinite", "smallest", "zeros")
+    kinds: tuple[Values, ...] = ("infinite", "negative_infinite", "smallest", "zeros",
+                                 "all_infinite", "all_negative_infinite")  # fmt: skip
     kinds += ("largest",) if is_elementwise(op) else ("cancelling", "far_mean")
     sizes = (shaped(op, (3, 7), core=core) for core in _CORES)
     ordinary = next((sample for sample in sizes if sample.numel <= _MOST), shaped(op, (3, 7)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from cuda_ops.testing.arguments import split
-from cuda_ops.testing.case import Case, NotRunError, check
+from cuda_ops.testing.case import Case, NotRunError, check, defined
 from cuda_ops.testing.checks.registration import TITLE
 from cuda_ops.testing.compare import is_floating
 from cuda_ops.testing.draw import Draw
@@ -22,6 +22,7 @@ def opcheck(case: Case) -> None:
     args = case.leaves() if declared else case.arguments()
     op = case.subject.op
     case.call(*case.arguments())  # a refused sample must not count as a finding
+    args = defined(case, args)
     # Whether an argument was changed is asked by torch.allclose, which there is not for numbers of
     # eight bits; the check of mutation asks it too.
     narrow = any(is_floating(value) and value.dtype.itemsize == 1 for value in args)

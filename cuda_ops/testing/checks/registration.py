@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,14 +68,33 @@ _STRIDED: tuple[Layout, ...] = ("transposed", "stepped")
 @check("registration", 13, TITLE, Draw(adapt=_as_drawn), quick=True)
 def registration(case: Case) -> None:
     """Checks that the fake foretells shape, strides, dtype and device of each output, for samples
-    that are contiguous in other layouts too.
+    that are contiguous in other layouts too, and for an operator's own ones with sizes that are one
+    larger: those of a plugin may all divide evenly.
     """
     args = case.arguments()
     check_fake(case.subject.op, case.operator, args, case.call(*args))
+    for sample in () if case.subject.by_line else _longer(case.sample):
+        args = sample.make(case.device)
+        if (found := called(case, args)) is not None:
+            check_fake(case.subject.op, case.operator, args, found)
     for layout in _STRIDED if all(a.layout == "contiguous" for a in case.sample.tensors) else ():
         args = _laid_out(case.sample, layout).make(case.device)
         if (found := called(case, args)) is not None:
             check_fake(case.subject.op, case.operator, args, found)
+
+
+def _longer(sample: Sample) -> list[Sample]:
+    """Returns the sample with its largest size one larger, wherever a tensor has it, and so with
+    the next one: what must be equal stays so.
+    """
+    if any(arg.distinct for arg in sample.tensors):  # there are no more places to be at
+        return []
+
+    def longer(arg: TensorArg, size: int) -> TensorArg:
+        return replace(arg, shape=tuple(n + (n == size) for n in arg.shape))
+
+    sizes = sorted({n for arg in sample.tensors for n in arg.shape if n > 1})
+    return [sample.with_tensors(partial(longer, size=size)) for size in sizes[-2:]]
 
 
 def _writes_nothing(subject: Subject, device: str) -> str:
