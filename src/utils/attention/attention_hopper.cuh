@@ -106,6 +106,53 @@ struct AttentionRing {
   }
 };
 
+// --- products -------------------------------------------------------------------
+
+// Starts result = own @ other^T: 64 rows by kRows, over all of D. Blocks of 64 columns lie behind
+// each other.
+template <class T, int kDim, int kRows>
+__device__ __forceinline__ void begin_product(uint32_t own, uint32_t other,
+                                              float (&result)[kRows / 2]) {
+  wgmma_fence_sums(result);
+  wgmma_fence();
+#pragma unroll
+  for (int block = 0; block < kDim / 64; ++block) {
+    const uint64_t a = wgmma_descriptor(own + block * 64 * kSwizzleBytes, 0);
+    const uint64_t b = wgmma_descriptor(other + block * kRows * kSwizzleBytes, 0);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      Wgmma<T, kRows, false, false>::run(result, a + i * kWgmmaStep<false>,
+                                         b + i * kWgmmaStep<false>, block > 0 || i > 0);
+    }
+  }
+  wgmma_fence_sums(result);
+}
+
+// Starts sums += left @ rows: 64 by kRows, and kRows by D.
+template <class T, int kDim, int kRows>
+__device__ __forceinline__ void add_product(uint32_t (&left)[kRows / 16][4], uint32_t rows,
+                                            float (&sums)[kDim / 2]) {
+  const uint64_t b = wgmma_descriptor(rows, kRows * kSwizzleBytes);
+  wgmma_fence_sums(sums);
+  wgmma_fence_sums(left);
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < kRows / 16; ++i) {
+    WgmmaOfRegisters<T, kDim, true>::run(sums, left[i], b + i * kWgmmaStep<true>, true);
+  }
+  wgmma_fence_sums(sums);
+}
+
+// The left factor of a product, of what another one left in registers.
+template <class T, int kRows>
+__device__ __forceinline__ void pack_left(const float (&from)[kRows / 2],
+                                          uint32_t (&left)[kRows / 16][4]) {
+#pragma unroll
+  for (int i = 0; i < kRows / 4; ++i) {
+    left[i / 4][i % 4] = from_compute(from[2 * i], from[2 * i + 1], T{});
+  }
+}
+
 // --- forward --------------------------------------------------------------------
 
 template <class T, int kDim>
@@ -119,9 +166,7 @@ __global__ void __launch_bounds__(AttentionHopperTile{kDim}.threads(), 1)
   constexpr AttentionHopperTile kTile{kDim};
   constexpr int kKeys = kTile.keys(), kStages = AttentionHopperTile::kStages;
   constexpr int kColumnBlocks = kDim / 64;  // of 128 bytes
-  constexpr uint32_t kQueryBox = 64 * kSwizzleBytes, kKeyBox = kKeys * kSwizzleBytes;
-  using Scores = Wgmma<T, kKeys, false, false>;
-  using Results = WgmmaOfRegisters<T, kDim, true>;
+  constexpr uint32_t kQueryBox = 64 * kSwizzleBytes;
 
   extern __shared__ uint8_t shared[];
   const uint32_t memory = (shared_address(shared) + 1023) & ~1023u;
@@ -207,39 +252,15 @@ __global__ void __launch_bounds__(AttentionHopperTile{kDim}.threads(), 1)
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) sums[i] = 0;
 
-      // Starts the scores of the next stage of keys.
       const auto begin_scores = [&] {
         keys.wait_full();
-        const uint32_t stage = uint32_t(uniform(int(keys.at())));
-        wgmma_fence_sums(scores);
-        wgmma_fence();
-#pragma unroll
-        for (int block = 0; block < kColumnBlocks; ++block) {
-          const uint64_t a = wgmma_descriptor(queries + block * kQueryBox, 0);
-          const uint64_t b = wgmma_descriptor(stage + block * kKeyBox, 0);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            Scores::run(scores, a + i * kWgmmaStep<false>, b + i * kWgmmaStep<false>,
-                        block > 0 || i > 0);
-          }
-        }
+        begin_product<T, kDim, kKeys>(queries, uint32_t(uniform(int(keys.at()))), scores);
         wgmma_commit();
-        wgmma_fence_sums(scores);
       };
-      // Starts the product of the weights with the next stage of values.
       const auto begin_sums = [&] {
         values.wait_full();
-        const uint32_t stage = uint32_t(uniform(int(values.at())));
-        const uint64_t b = wgmma_descriptor(stage, kKeyBox);
-        wgmma_fence_sums(sums);
-        wgmma_fence_sums(weights);
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < kKeys / 16; ++i) {
-          Results::run(sums, weights[i], b + i * kWgmmaStep<true>, true);
-        }
+        add_product<T, kDim, kKeys>(weights, uint32_t(uniform(int(values.at()))), sums);
         wgmma_commit();
-        wgmma_fence_sums(sums);
       };
       // Turns the scores of keys from `key` on into weights, and returns what they shrink earlier
       // ones by.
@@ -279,17 +300,6 @@ __global__ void __launch_bounds__(AttentionHopperTile{kDim}.threads(), 1)
           total[half] = total[half] * shrunk[half] + added;
         }
       };
-      const auto pack = [&] {
-#pragma unroll
-        for (int i = 0; i < kKeys / 16; ++i) {
-#pragma unroll
-          for (int word = 0; word < 4; ++word) {
-            const int at = 8 * i + 2 * word;
-            weights[i][word] = from_compute(scores[at], scores[at + 1], T{});
-          }
-        }
-      };
-
       // Whether some query of this warpgroup does not see all keys of a stage.
       const auto hides = [&](int64_t key) {
         return place.end - key < kKeys || shape.seen_from(key, first, kKeys) < kKeys;
@@ -303,7 +313,7 @@ __global__ void __launch_bounds__(AttentionHopperTile{kDim}.threads(), 1)
         wgmma_fence_sums(scores);
         keys.release();
         weigh(place.begin, hides(place.begin), shrunk);
-        pack();
+        pack_left<T, kKeys>(scores, weights);
       }
       const auto step = [&](int64_t key, bool some_hidden) {
         begin_scores();
@@ -319,7 +329,7 @@ __global__ void __launch_bounds__(AttentionHopperTile{kDim}.threads(), 1)
         values.release();
 #pragma unroll
         for (int i = 0; i < kDim / 2; ++i) sums[i] *= shrunk[i / 2 % 2];
-        pack();
+        pack_left<T, kKeys>(scores, weights);
       };
       int64_t key = place.begin + kKeys;
 #pragma unroll 1

@@ -20,10 +20,8 @@ __global__ void __launch_bounds__(AttentionHopperGradientTile{kDim, kOfKeys}.thr
   constexpr AttentionHopperGradientTile kTile{kDim, kOfKeys};
   constexpr int kStream = kTile.stream(), kStages = kTile.stages(), kColumnBlocks = kDim / 64;
   constexpr int kOwned = kTile.rows(), kConsumers = AttentionHopperGradientTile::kConsumers;
-  constexpr uint32_t kOwnBox = 64 * kSwizzleBytes, kStreamBox = kStream * kSwizzleBytes;
+  constexpr uint32_t kOwnBox = 64 * kSwizzleBytes;
   constexpr int kStageBytes = 2 * kTile.operand_bytes();
-  using Scores = Wgmma<T, kStream, false, false>;
-  using Results = WgmmaOfRegisters<T, kDim, true>;
   // q, k, v and grad_out are inputs 0 to 3: what scores are made of, and their gradients.
   constexpr int kOwnScores = kOfKeys ? 1 : 0, kOwnGrads = kOfKeys ? 2 : 3;
   constexpr int kScores = 1 - kOwnScores, kGrads = 5 - kOwnGrads;
@@ -134,41 +132,6 @@ __global__ void __launch_bounds__(AttentionHopperGradientTile{kDim, kOfKeys}.thr
 #pragma unroll
       for (int i = 0; i < (kOfKeys ? kDim / 2 : 1); ++i) of_values[i] = 0;
 
-      // Starts products over the whole of D: rows of this consumer, and those of the stage.
-      const auto begin_product = [&](uint32_t mine, uint32_t theirs, float (&result)[kStream / 2]) {
-        wgmma_fence_sums(result);
-        wgmma_fence();
-#pragma unroll
-        for (int block = 0; block < kColumnBlocks; ++block) {
-          const uint64_t a = wgmma_descriptor(mine + block * kOwnBox, 0);
-          const uint64_t b = wgmma_descriptor(theirs + block * kStreamBox, 0);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            Scores::run(result, a + i * kWgmmaStep<false>, b + i * kWgmmaStep<false>,
-                        block > 0 || i > 0);
-          }
-        }
-        wgmma_commit();
-        wgmma_fence_sums(result);
-      };
-      const auto begin_sums = [&](uint32_t (&factor)[kStream / 16][4], uint32_t rows,
-                                  float (&result)[kDim / 2]) {
-        const uint64_t b = wgmma_descriptor(rows, kStreamBox);
-        wgmma_fence_sums(result);
-        wgmma_fence_sums(factor);
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < kStream / 16; ++i) {
-          Results::run(result, factor[i], b + i * kWgmmaStep<true>, true);
-        }
-        wgmma_fence_sums(result);
-      };
-      const auto pack = [&](const float (&from)[kStream / 2], uint32_t (&to)[kStream / 16][4]) {
-#pragma unroll
-        for (int i = 0; i < kStream / 4; ++i) {
-          to[i / 4][i % 4] = from_compute(from[2 * i], from[2 * i + 1], T{});
-        }
-      };
       const auto wait_for_sums = [&] {
         wgmma_fence_sums(sums);
         wgmma_fence_sums(left);
@@ -192,8 +155,11 @@ __global__ void __launch_bounds__(AttentionHopperGradientTile{kDim, kOfKeys}.thr
         }
         ring.wait_full();
         const uint32_t stage = uint32_t(uniform(int(ring.at())));
-        begin_product(own, stage, weights);
-        begin_product(own + kTile.own_bytes(), stage + kTile.operand_bytes(), grads);
+        begin_product<T, kDim, kStream>(own, stage, weights);
+        wgmma_commit();
+        begin_product<T, kDim, kStream>(own + kTile.own_bytes(), stage + kTile.operand_bytes(),
+                                        grads);
+        wgmma_commit();
         wgmma_wait<1>();  // the weights, and the sums of the stage before
         wgmma_fence_sums(weights);
         wait_for_sums();
@@ -227,15 +193,17 @@ __global__ void __launch_bounds__(AttentionHopperGradientTile{kDim, kOfKeys}.thr
             }
           }
         }
-        if constexpr (kOfKeys) pack(weights, left_of_values);
+        if constexpr (kOfKeys) pack_left<T, kStream>(weights, left_of_values);
 #pragma unroll
         for (int i = 0; i < kStream / 2; ++i) {
           const int which = kOfKeys ? i / 4 * 2 + i % 2 : i / 2 % 2;
           grads[i] = weights[i] * (grads[i] - of_delta[which]);
         }
-        pack(grads, left);
-        if constexpr (kOfKeys) begin_sums(left_of_values, stage + kTile.operand_bytes(), of_values);
-        begin_sums(left, stage, sums);
+        pack_left<T, kStream>(grads, left);
+        if constexpr (kOfKeys) {
+          add_product<T, kDim, kStream>(left_of_values, stage + kTile.operand_bytes(), of_values);
+        }
+        add_product<T, kDim, kStream>(left, stage, sums);
         wgmma_commit();
         previous = ring;
         ring.advance();
