@@ -292,8 +292,8 @@ FAULTS = {
         "attention_hopper.cuh",
     ),
     "attention: the next queries come too early": Fault(
-        "mbarrier_wait(q_empty, q_phase ^ 1);",
-        "if (!FAULT) mbarrier_wait(q_empty, q_phase ^ 1);",
+        "queries_of_tile.wait_empty();",
+        "if (!FAULT) queries_of_tile.wait_empty();",
         "late",
         "out is wrong|surplus|arriv",
         "attention_hopper.cuh",

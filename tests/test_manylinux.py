@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from cuda_ops.build import manylinux
+from cuda_ops.build.programs import environment
 from cuda_ops.errors import BuildError
 
 NAME = "thing-1.0-cp310-abi3-linux_x86_64.whl"
 AUDITWHEEL = importlib.util.find_spec("auditwheel")
 needs_auditwheel = pytest.mark.skipif(
-    AUDITWHEEL is None or shutil.which("patchelf", path=manylinux.environment()["PATH"]) is None,
+    AUDITWHEEL is None or shutil.which("patchelf", path=environment()["PATH"]) is None,
     reason="auditwheel or patchelf is not installed",
 )
 

@@ -11,7 +11,7 @@ import pytest
 from conftest import run_python
 
 from cuda_ops.build.discovery import BUILTIN_ROOT
-from cuda_ops.build.manylinux import environment
+from cuda_ops.build.programs import environment
 from cuda_ops.dev import main
 from cuda_ops.dev.scaffold import ELEMENTWISE, FORMS, TEMPLATES, new_pair, project_root
 from cuda_ops.errors import DiscoveryError

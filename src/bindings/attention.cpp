@@ -43,7 +43,7 @@ Result attention_cpu(const Tensor& q, const Tensor& k, const Tensor& v, bool cau
 Knob for_hopper{"hopper", 0, {0, 1}};
 
 template <class Problem>
-bool may_run_for_hopper(const Problem& p) {
+bool may_use_hopper(const Problem& p) {
   const int bucket = bucket_of(p.shape.queries, p.shape.keys, p.heads.dtype);
   return built_for_hopper() && for_hopper.at(bucket) == 1;
 }
@@ -52,7 +52,7 @@ Result attention_cuda(const Tensor& q, const Tensor& k, const Tensor& v, bool ca
                       std::optional<double> scale) {
   return attended(q, k, v, causal, scale, [&](Attention& p) {
     launch(q, [&](cudaStream_t stream) {
-      p.built_for_hopper = may_run_for_hopper(p);
+      p.may_use_hopper = may_use_hopper(p);
       p.plan = attention_plan(p);
       // Freed when this returns: torch's allocator gives them to later work of this stream only.
       std::optional<Tensor> out, lse;
@@ -118,7 +118,7 @@ Gradients attention_backward_cuda(const Tensor& grad_out, const Tensor& q, const
                                   const Tensor& v, const Tensor& out, const Tensor& lse,
                                   bool causal, std::optional<double> scale) {
   return gradients(grad_out, q, k, v, out, lse, causal, scale, [&](AttentionGradient& p) {
-    p.built_for_hopper = may_run_for_hopper(p);
+    p.may_use_hopper = may_use_hopper(p);
     launch(q, [&](cudaStream_t stream) {
       // Freed when this returns: torch's allocator gives it to later work of this stream only.
       const Tensor delta =

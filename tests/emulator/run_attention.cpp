@@ -118,7 +118,7 @@ int main(int count, char** texts) {
   Attention p;
   describe(p, dense(out, s.m), of_q, of_k, of_v);
   p.lse = lse.data();
-  p.built_for_hopper = arguments.number("hopper") != 0;
+  p.may_use_hopper = arguments.number("hopper") != 0;
   p.plan = attention_plan(p);
   if (const auto each = int64_t(arguments.number("split")); each > 0) {
     p.plan.splits = (p.shape.seen(n(s.m)) + each - 1) / each;
@@ -145,7 +145,7 @@ int main(int count, char** texts) {
            dense(grad, s.m), dense(out, s.m));
   g.grad_step = g.out_step = n(s.d);
   g.shape.vectors = g.shape.vectors && has_aligned_rows(g.heads, 3, g.grad_step);
-  g.built_for_hopper = p.built_for_hopper;
+  g.may_use_hopper = p.may_use_hopper;
   g.lse = lse.data();
   g.delta = delta.data();
   const bool for_hopper = attention_fits_hopper_gradient(g, current_device());

@@ -44,7 +44,7 @@ struct Attention {
   int64_t q_step = 0, k_step = 0, v_step = 0;
   void* lse =
       nullptr;  // of each query the log of the sum of exp(q k^T scale), as it is computed in
-  bool built_for_hopper = false;  // the library holds sm_90a code
+  bool may_use_hopper = false;  // the library holds sm_90a code, and it is wanted
   AttentionPlan plan;
   // Where several blocks share the keys of a query: what each of them found, [splits, heads,
   // queries, dim] and [splits, heads, queries], as it is computed in. Workspaces.
@@ -53,8 +53,8 @@ struct Attention {
 
 struct AttentionGradient {
   AttentionShape shape;
-  bool built_for_hopper = false;  // as in Attention
-  Strided<5, 3> heads;            // grad_q, grad_k, grad_v; q, k, v, grad_out, out
+  bool may_use_hopper = false;  // as in Attention
+  Strided<5, 3> heads;          // grad_q, grad_k, grad_v; q, k, v, grad_out, out
   int64_t q_step = 0, k_step = 0, v_step = 0, grad_step = 0, out_step = 0;
   const void* lse = nullptr;
   void* delta = nullptr;  // workspace: of each query the sum of grad_out out, as it is computed in
@@ -108,20 +108,22 @@ constexpr AttentionTile attention_tile(int size, int dim, bool few) {
 // would multiply rows that are not there.
 constexpr bool attention_few(int64_t queries) { return queries <= 32; }
 
-// The kernel for Hopper: two warpgroups have 64 queries each, a third one brings `keys` keys and
-// values at a time, in two stages of each.
+// A block of the kernels for Hopper: consuming warpgroups have 64 rows each, one more brings rows.
+constexpr int kHopperConsumers = 2;
+constexpr int kHopperRows = 64 * kHopperConsumers, kHopperThreads = 128 * (kHopperConsumers + 1);
+constexpr int kHopperSwizzle = 1024;  // bytes at whose multiples boxes begin
+
+// The forward owns queries; `keys()` keys and values come at a time, in two stages of each.
 struct AttentionHopperTile {
   int dim;
 
-  static constexpr int kConsumers = 2, kStages = 2, kElement = 2;
-  constexpr int threads() const { return 128 * (kConsumers + 1); }
-  constexpr int rows() const { return 64 * kConsumers; }
+  static constexpr int kStages = 2, kElement = 2;
   // Scores and sums lie in registers: 128 sums a thread leave room for fewer scores.
   constexpr int keys() const { return dim == 256 ? 64 : 128; }
-  constexpr int query_bytes() const { return rows() * dim * kElement; }
+  constexpr int query_bytes() const { return kHopperRows * dim * kElement; }
   constexpr int stage_bytes() const { return keys() * dim * kElement; }  // of keys, or of values
   constexpr int shared_bytes() const {
-    return 1024 + query_bytes() + 2 * kStages * stage_bytes() + 8 * (2 + 4 * kStages);
+    return kHopperSwizzle + query_bytes() + 2 * kStages * stage_bytes() + 8 * (2 + 4 * kStages);
   }
 };
 
@@ -143,7 +145,7 @@ bool attention_rows_fit_hopper(const Heads& heads, const AttentionShape& shape, 
 // Also whether weights are no smaller for a larger score, as the kernels for Hopper have it.
 template <class Problem>
 bool attention_fits_hopper(const Problem& p, DeviceInfo device) {
-  return device.capability == 90 && p.built_for_hopper && size_of(p.heads.dtype) == 2 &&
+  return device.capability == 90 && p.may_use_hopper && size_of(p.heads.dtype) == 2 &&
          p.shape.vectors && p.heads.dims <= kAttentionLoopDims && p.shape.scale > 1e-30 &&
          p.shape.scale < 1e30 &&
          attention_rows_fit_hopper(p.heads, p.shape, 0, p.shape.queries, p.q_step) &&
@@ -151,21 +153,20 @@ bool attention_fits_hopper(const Problem& p, DeviceInfo device) {
          attention_rows_fit_hopper(p.heads, p.shape, 2, p.shape.keys, p.v_step);
 }
 
-// The gradient's: two warpgroups have 64 rows each of one side, and those of the other side come
-// `stream()` at a time, two operands of each. D beyond 128 has too many sums.
+// The gradient owns rows of one side, and those of the other side come `stream()` at a time, two
+// operands of each. D beyond 128 has too many sums.
 struct AttentionHopperGradientTile {
   int dim;
   bool of_keys;
 
-  static constexpr int kConsumers = 2, kElement = 2, kMostDim = 128;
-  constexpr int threads() const { return 128 * (kConsumers + 1); }
-  constexpr int rows() const { return 64 * kConsumers; }
+  static constexpr int kElement = 2, kMostDim = 128;
   constexpr int stream() const { return of_keys && dim == 128 ? 32 : 64; }
-  constexpr int own_bytes() const { return rows() * dim * kElement; }        // of one operand
+  constexpr int own_bytes() const { return kHopperRows * dim * kElement; }   // of one operand
   constexpr int operand_bytes() const { return stream() * dim * kElement; }  // of a stage
   constexpr int stages() const { return stream() == 32 ? 4 : 2; }
   constexpr int shared_bytes() const {
-    return 1024 + 2 * own_bytes() + 2 * stages() * operand_bytes() + 8 * (2 + 2 * stages());
+    return kHopperSwizzle + 2 * own_bytes() + 2 * stages() * operand_bytes() +
+           8 * (2 + 2 * stages());
   }
 };
 
@@ -189,15 +190,14 @@ inline AttentionPlan attention_plan(const Attention& p, DeviceInfo device) {
   plan.hopper = !few && attention_fits_hopper(p, device);
   plan.keys = shape.seen(shape.queries);
   const AttentionTile tile = attention_tile(size, dim, few);
-  const int rows = plan.hopper ? AttentionHopperTile{dim}.rows() : tile.rows();
+  const int rows = plan.hopper ? kHopperRows : tile.rows();
   const int stream = plan.hopper ? AttentionHopperTile{dim}.keys() : tile.stream;
   const int64_t row_tiles = (shape.queries + rows - 1) / rows;
   const int64_t tiles = p.heads.numel * row_tiles * (plan.hopper ? 1 : tile.parts());
   if (tiles == 0 || plan.keys == 0) return plan;
+  int64_t resident = plan.hopper ? 1 : 2;
   // Blocks of one warp wait for memory most of the time, so that as many as fit work at once.
-  const int64_t resident = few           ? device.shared_memory_per_block / tile.shared_bytes()
-                           : plan.hopper ? 1
-                                         : 2;
+  if (few) resident = device.shared_memory_per_block / tile.shared_bytes();
   int64_t splits = device.sms * resident / tiles;
   splits = std::min({splits, plan.keys / kLeastAttentionKeys, int64_t(kMostAttentionSplits)});
   if (splits <= 1) return plan;

@@ -90,6 +90,13 @@ struct AttentionRing {
   int stage = 0;
   uint32_t phase = 0;
 
+  // One thread calls it, before a fence.
+  __device__ void init() const {
+    for (int s = 0; s < stages; ++s) {
+      mbarrier_init(full + 8 * uint32_t(s), 1);
+      mbarrier_init(empty + 8 * uint32_t(s), 4 * kHopperConsumers);  // consuming warps
+    }
+  }
   __device__ uint32_t at() const { return memory + uint32_t(stage * bytes); }
   __device__ void wait_full() const { mbarrier_wait(full + 8 * uint32_t(stage), phase); }
   __device__ void wait_empty() const { mbarrier_wait(empty + 8 * uint32_t(stage), phase ^ 1); }
@@ -153,10 +160,28 @@ __device__ __forceinline__ void pack_left(const float (&from)[kRows / 2],
   }
 }
 
+// --- launch ---------------------------------------------------------------------
+
+// Runs a kernel that owns `rows` rows of each head.
+template <class Kernel, class... Arguments>
+cudaError_t run_hopper_attention(Kernel kernel, int shared_bytes, int64_t heads, int64_t rows,
+                                 bool causal, cudaStream_t stream, const Arguments&... arguments) {
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  if (error != cudaSuccess) return error;
+  const int64_t tiles = heads * ((rows + kHopperRows - 1) / kHopperRows);
+  // Tiles of a causal product differ in length: a block takes the next one when it is done with the
+  // last. Others are as long, and blocks that stay load the next rows early.
+  const int64_t most = causal ? INT32_MAX : current_device().sms;
+  const auto grid = unsigned(tiles < most ? tiles : most);
+  kernel<<<grid, unsigned(kHopperThreads), unsigned(shared_bytes), stream>>>(arguments..., tiles);
+  return cudaGetLastError();
+}
+
 // --- forward --------------------------------------------------------------------
 
 template <class T, int kDim>
-__global__ void __launch_bounds__(AttentionHopperTile{kDim}.threads(), 1)
+__global__ void __launch_bounds__(kHopperThreads, 1)
     attention_hopper_kernel(const __grid_constant__ TensorMap map_q,
                             const __grid_constant__ TensorMap map_k,
                             const __grid_constant__ TensorMap map_v,
@@ -171,7 +196,7 @@ __global__ void __launch_bounds__(AttentionHopperTile{kDim}.threads(), 1)
   extern __shared__ uint8_t shared[];
   const uint32_t memory = (shared_address(shared) + 1023) & ~1023u;
   const uint32_t barriers = memory + kTile.query_bytes() + 2 * kStages * kTile.stage_bytes();
-  const uint32_t q_full = barriers, q_empty = barriers + 8;
+  AttentionRing queries_of_tile{memory, barriers, barriers + 8, kTile.query_bytes(), 1};
   AttentionRing keys{memory + kTile.query_bytes(), barriers + 16, barriers + 16 + 8 * kStages,
                      kTile.stage_bytes(), kStages};
   AttentionRing values{keys.memory + kStages * kTile.stage_bytes(), keys.empty + 8 * kStages,
@@ -182,21 +207,15 @@ __global__ void __launch_bounds__(AttentionHopperTile{kDim}.threads(), 1)
     tma_prefetch(map_q);
     tma_prefetch(map_k);
     tma_prefetch(map_v);
-    constexpr uint32_t kWarps = 4 * AttentionHopperTile::kConsumers;
-    mbarrier_init(q_full, 1);
-    mbarrier_init(q_empty, kWarps);
-    for (uint32_t s = 0; s < kStages; ++s) {
-      for (const AttentionRing& ring : {keys, values}) {
-        mbarrier_init(ring.full + 8 * s, 1);
-        mbarrier_init(ring.empty + 8 * s, kWarps);
-      }
-    }
+    queries_of_tile.init();
+    keys.init();
+    values.init();
     mbarrier_init_fence();
   }
   __syncthreads();
 
   const AttentionShape& shape = p.shape;
-  const int64_t row_tiles = (shape.queries + kTile.rows() - 1) / kTile.rows();
+  const int64_t row_tiles = (shape.queries + kHopperRows - 1) / kHopperRows;
   struct Place {
     int64_t split, first, head;  // the first query
     int64_t begin, end;          // keys
@@ -204,18 +223,17 @@ __global__ void __launch_bounds__(AttentionHopperTile{kDim}.threads(), 1)
   const auto place_of = [&](int64_t tile) {
     const int64_t place = tile / p.plan.splits, split = tile % p.plan.splits;
     // The last queries see the most keys, so they begin.
-    const int64_t first = (row_tiles - 1 - place % row_tiles) * kTile.rows();
-    const int64_t begin = split * p.plan.keys, seen = shape.seen(first + kTile.rows());
+    const int64_t first = (row_tiles - 1 - place % row_tiles) * kHopperRows;
+    const int64_t begin = split * p.plan.keys, seen = shape.seen(first + kHopperRows);
     return Place{split, first, place / row_tiles, begin,
                  seen < begin + p.plan.keys ? seen : begin + p.plan.keys};
   };
-  uint32_t q_phase = 0;
 
   if (group == 0) {
     // --- producer
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x == 0) {
-      for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x, q_phase ^= 1) {
+      for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const Place place = place_of(tile);
         const AttentionBoxes<3> boxes(moves, p.heads, place.head);
         const auto fill = [&](AttentionRing& ring, const TensorMap& map, int input, int64_t key) {
@@ -225,12 +243,13 @@ __global__ void __launch_bounds__(AttentionHopperTile{kDim}.threads(), 1)
           boxes.template load_rows<kDim>(map, input, ring.at(), barrier, key, kKeys);
           ring.advance();
         };
-        mbarrier_wait(q_empty, q_phase ^ 1);
-        mbarrier_arrive_and_expect(q_full, uint32_t(kTile.query_bytes()));
-        for (int i = 0; i < kTile.kConsumers; ++i) {
-          boxes.template load_rows<kDim>(map_q, 0, memory + i * kColumnBlocks * kQueryBox, q_full,
-                                         place.first + 64 * i, 64);
+        queries_of_tile.wait_empty();
+        mbarrier_arrive_and_expect(queries_of_tile.full, uint32_t(kTile.query_bytes()));
+        for (int i = 0; i < kHopperConsumers; ++i) {
+          boxes.template load_rows<kDim>(map_q, 0, memory + i * kColumnBlocks * kQueryBox,
+                                         queries_of_tile.full, place.first + 64 * i, 64);
         }
+        queries_of_tile.advance();
 #pragma unroll 1
         for (int64_t key = place.begin; key < place.end; key += kKeys) {
           fill(keys, map_k, 1, key);
@@ -244,7 +263,7 @@ __global__ void __launch_bounds__(AttentionHopperTile{kDim}.threads(), 1)
     const int consumer = group - 1, warp = int(threadIdx.x) % 128 / 32;
     const float scale = float(shape.scale * kLog2E);
     const uint32_t queries = memory + uint32_t(consumer * kColumnBlocks) * kQueryBox;
-    for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x, q_phase ^= 1) {
+    for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       const Place place = place_of(tile);
       const int64_t first = place.first + 64 * consumer, row = first + 16 * warp + lane / 4;
       float scores[kKeys / 2], sums[kDim / 2], most[2] = {-INFINITY, -INFINITY}, total[2] = {};
@@ -305,7 +324,7 @@ __global__ void __launch_bounds__(AttentionHopperTile{kDim}.threads(), 1)
         return place.end - key < kKeys || shape.seen_from(key, first, kKeys) < kKeys;
       };
 
-      mbarrier_wait(q_full, q_phase);
+      queries_of_tile.wait_full();
       float shrunk[2];
       if (place.begin < place.end) {
         begin_scores();
@@ -336,7 +355,7 @@ __global__ void __launch_bounds__(AttentionHopperTile{kDim}.threads(), 1)
       for (; key < place.end && !hides(key); key += kKeys) step(key, false);
 #pragma unroll 1
       for (; key < place.end; key += kKeys) step(key, true);
-      if (lane == 0) mbarrier_arrive(q_empty);
+      queries_of_tile.release();
       if (place.begin < place.end) {
         begin_sums();
         wgmma_wait<0>();
@@ -367,18 +386,9 @@ cudaError_t launch_attention_hopper(const Attention& p, cudaStream_t stream) {
   if (error == cudaSuccess) error = attention_map<T>(k, moves, p, 1, p.shape.keys, p.k_step, keys);
   if (error == cudaSuccess) error = attention_map<T>(v, moves, p, 2, p.shape.keys, p.v_step, keys);
   if (error != cudaSuccess) return error;
-  const auto kernel = attention_hopper_kernel<T, kDim>;
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               kTile.shared_bytes());
-  if (error != cudaSuccess) return error;
-  const int64_t row_tiles = (p.shape.queries + kTile.rows() - 1) / kTile.rows();
-  const int64_t tiles = p.heads.numel * row_tiles * p.plan.splits;
-  // Tiles of a causal product differ in length: a block takes the next one when it is done with the
-  // last. Others are as long, and blocks that stay load the next queries early.
-  const int64_t sms = current_device().sms, most = p.shape.causal ? INT32_MAX : sms;
-  kernel<<<unsigned(tiles < most ? tiles : most), unsigned(kTile.threads()),
-           unsigned(kTile.shared_bytes()), stream>>>(q, k, v, moves, p, tiles);
-  return cudaGetLastError();
+  return run_hopper_attention(attention_hopper_kernel<T, kDim>, kTile.shared_bytes(),
+                              p.heads.numel * p.plan.splits, p.shape.queries, p.shape.causal,
+                              stream, q, k, v, moves, p);
 }
 
 }  // namespace cuda_ops

@@ -9,7 +9,7 @@
 namespace cuda_ops {
 
 template <class T, int kDim, bool kOfKeys>
-__global__ void __launch_bounds__(AttentionHopperGradientTile{kDim, kOfKeys}.threads(), 1)
+__global__ void __launch_bounds__(kHopperThreads, 1)
     attention_hopper_gradient_kernel(const __grid_constant__ TensorMap map_q,
                                      const __grid_constant__ TensorMap map_k,
                                      const __grid_constant__ TensorMap map_v,
@@ -19,7 +19,6 @@ __global__ void __launch_bounds__(AttentionHopperGradientTile{kDim, kOfKeys}.thr
 #ifdef CUDA_OPS_HOPPER_ATTENTION
   constexpr AttentionHopperGradientTile kTile{kDim, kOfKeys};
   constexpr int kStream = kTile.stream(), kStages = kTile.stages(), kColumnBlocks = kDim / 64;
-  constexpr int kOwned = kTile.rows(), kConsumers = AttentionHopperGradientTile::kConsumers;
   constexpr uint32_t kOwnBox = 64 * kSwizzleBytes;
   constexpr int kStageBytes = 2 * kTile.operand_bytes();
   // q, k, v and grad_out are inputs 0 to 3: what scores are made of, and their gradients.
@@ -34,25 +33,21 @@ __global__ void __launch_bounds__(AttentionHopperGradientTile{kDim, kOfKeys}.thr
   const uint32_t memory = (shared_address(shared) + 1023) & ~1023u;
   const uint32_t stages = memory + 2 * kTile.own_bytes();
   const uint32_t barriers = stages + kStages * kStageBytes;
-  const uint32_t own_full = barriers, own_empty = barriers + 8;
+  AttentionRing own_rows_of_tile{memory, barriers, barriers + 8, 2 * kTile.own_bytes(), 1};
   AttentionRing ring{stages, barriers + 16, barriers + 16 + 8 * kStages, kStageBytes, kStages};
   const int group = uniform(int(threadIdx.x) / 128), lane = int(threadIdx.x) % 32;
 
   if (threadIdx.x == 0) {
     for (const TensorMap* map : {&map_q, &map_k, &map_v, &map_grad}) tma_prefetch(*map);
-    mbarrier_init(own_full, 1);
-    mbarrier_init(own_empty, 4 * kConsumers);  // consuming warps
-    for (uint32_t s = 0; s < kStages; ++s) {
-      mbarrier_init(ring.full + 8 * s, 1);
-      mbarrier_init(ring.empty + 8 * s, 4 * kConsumers);
-    }
+    own_rows_of_tile.init();
+    ring.init();
     mbarrier_init_fence();
   }
   __syncthreads();
 
   const AttentionShape& shape = p.shape;
   const int64_t own_rows = kOfKeys ? shape.keys : shape.queries;
-  const int64_t row_tiles = (own_rows + kOwned - 1) / kOwned;
+  const int64_t row_tiles = (own_rows + kHopperRows - 1) / kHopperRows;
   struct Place {
     int64_t first, head;  // the first row
     int64_t begin, end;   // of the other side
@@ -60,30 +55,31 @@ __global__ void __launch_bounds__(AttentionHopperGradientTile{kDim, kOfKeys}.thr
   const auto place_of = [&](int64_t tile) {
     // The rows that see the most of the other side begin: the last queries, the first keys.
     const int64_t row_tile = tile % row_tiles;
-    const int64_t first = (kOfKeys ? row_tile : row_tiles - 1 - row_tile) * kOwned;
+    const int64_t first = (kOfKeys ? row_tile : row_tiles - 1 - row_tile) * kHopperRows;
     // Queries before the first key see none of these keys.
     const int64_t begin = kOfKeys && shape.causal ? first / kStream * kStream : 0;
     return Place{first, tile / row_tiles, begin,
-                 kOfKeys ? shape.queries : shape.seen(first + kOwned)};
+                 kOfKeys ? shape.queries : shape.seen(first + kHopperRows)};
   };
-  uint32_t own_phase = 0;
 
   if (group == 0) {
     // --- producer
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x == 0) {
-      for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x, own_phase ^= 1) {
+      for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const Place place = place_of(tile);
         const AttentionBoxes<4> boxes(moves, p.heads, place.head);
-        mbarrier_wait(own_empty, own_phase ^ 1);
+        const uint32_t own_full = own_rows_of_tile.full;
+        own_rows_of_tile.wait_empty();
         mbarrier_arrive_and_expect(own_full, uint32_t(2 * kTile.own_bytes()));
-        for (int i = 0; i < kConsumers; ++i) {
+        for (int i = 0; i < kHopperConsumers; ++i) {
           const uint32_t to = memory + i * kColumnBlocks * kOwnBox;
           const int64_t row = place.first + 64 * i;
           boxes.template load_rows<kDim>(own_scores, kOwnScores, to, own_full, row, 64);
           boxes.template load_rows<kDim>(own_grads, kOwnGrads, to + kTile.own_bytes(), own_full,
                                          row, 64);
         }
+        own_rows_of_tile.advance();
 #pragma unroll 1
         for (int64_t row = place.begin; row < place.end; row += kStream, ring.advance()) {
           ring.wait_empty();
@@ -101,7 +97,7 @@ __global__ void __launch_bounds__(AttentionHopperGradientTile{kDim, kOfKeys}.thr
     const int consumer = group - 1, warp = int(threadIdx.x) % 128 / 32;
     const float scale = float(shape.scale * kLog2E);
     const uint32_t own = memory + uint32_t(consumer * kColumnBlocks) * kOwnBox;
-    for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x, own_phase ^= 1) {
+    for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       const Place place = place_of(tile);
       const int64_t first = place.first + 64 * consumer, row = first + 16 * warp + lane / 4;
       const float* lse = static_cast<const float*>(p.lse) + place.head * shape.queries;
@@ -141,7 +137,7 @@ __global__ void __launch_bounds__(AttentionHopperGradientTile{kDim, kOfKeys}.thr
         }
       };
 
-      mbarrier_wait(own_full, own_phase);
+      own_rows_of_tile.wait_full();
       AttentionRing previous = ring;
 #pragma unroll 1
       for (int64_t other = place.begin; other < place.end; other += kStream) {
@@ -208,7 +204,7 @@ __global__ void __launch_bounds__(AttentionHopperGradientTile{kDim, kOfKeys}.thr
         previous = ring;
         ring.advance();
       }
-      if (lane == 0) mbarrier_arrive(own_empty);
+      own_rows_of_tile.release();
       wgmma_wait<0>();
       wait_for_sums();
       if (place.begin < place.end) previous.release();
@@ -253,16 +249,10 @@ cudaError_t launch_attention_hopper_gradient(const AttentionGradient& p, cudaStr
     if (error == cudaSuccess) error = map(v, 2, p.shape.keys, p.v_step, of_keys_box);
     if (error == cudaSuccess) error = map(grad, 3, p.shape.queries, p.grad_step, of_queries_box);
     if (error != cudaSuccess) return error;
-    const auto kernel = attention_hopper_gradient_kernel<T, kDim, decltype(of_keys)::value>;
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 kTile.shared_bytes());
-    if (error != cudaSuccess) return error;
-    const int64_t rows = kTile.of_keys ? p.shape.keys : p.shape.queries;
-    const int64_t tiles = p.heads.numel * ((rows + kTile.rows() - 1) / kTile.rows());
-    const int64_t sms = current_device().sms, most = p.shape.causal ? INT32_MAX : sms;
-    kernel<<<unsigned(tiles < most ? tiles : most), unsigned(kTile.threads()),
-             unsigned(kTile.shared_bytes()), stream>>>(q, k, v, grad, moves, p, tiles);
-    return cudaGetLastError();
+    return run_hopper_attention(attention_hopper_gradient_kernel<T, kDim, decltype(of_keys)::value>,
+                                kTile.shared_bytes(), p.heads.numel,
+                                kTile.of_keys ? p.shape.keys : p.shape.queries, p.shape.causal,
+                                stream, q, k, v, grad, moves, p);
   };
   const cudaError_t error = run(std::true_type{});
   return error == cudaSuccess ? run(std::false_type{}) : error;
