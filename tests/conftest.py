@@ -362,6 +362,20 @@ def roots_for_now() -> Iterator[None]:
     registry().rescan()
 
 
+@pytest.fixture(scope="module")
+def own_cache(
+    quick_compiler: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[pytest.MonkeyPatch]:
+    """A cache and a list of roots for the tests of one module alone."""
+    before = list(registry()._extra_roots)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXX", str(quick_compiler))
+        patch.setenv("CUDA_OPS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield patch
+    registry()._extra_roots[:] = before
+    registry().rescan()
+
+
 class Recorder(TorchDispatchMode):
     """Records the operators that run while it is on and the shapes of their first results."""
 
