@@ -473,7 +473,7 @@ class Attention(NamedTuple):
     dtype: str = "bfloat16"
     causal: int = 0
     pitch: int = 0  # elements from one row to the next; 0: d
-    size: int = 1  # of numbers
+    size: float = 1  # of numbers
     split: int = 0  # keys of a block; 0: as is chosen
     hopper: int = 0
     plan: str = ""
@@ -518,6 +518,7 @@ ATTENTION = {
         150, 140, 80, "float16", pitch=96, hopper=1, plan="hopper=1"
     ),
     "hopper, large scores": Attention(70, 400, 64, size=1000, hopper=1, plan="hopper=1"),
+    "hopper, far scores": Attention(70, 400, 64, size=1e8, hopper=1, plan="hopper=1"),
     "hopper, more queries than keys": Attention(300, 20, 64, causal=1, hopper=1, plan="hopper=1"),
     "hopper, parts": Attention(140, 700, 128, split=256, hopper=1, plan="hopper=1 splits=3"),
     "hopper, parts that see nothing": Attention(300, 300, 64, causal=1, split=128, hopper=1),

@@ -65,10 +65,10 @@ PLANS = {
         "few splits 6 of 704", "few splits 11 of 384", "few splits 13 of 320"
     ),
     "attention 8 512 32768 64": (
-        "mma splits 6 of 5504", "mma splits 8 of 4096", "mma splits 9 of 3648"
+        "mma splits 6 of 5504", "hopper splits 4 of 8192", "mma splits 9 of 3648"
     ),
     "attention 32 4096 4096 128": (
-        "mma splits 1 of 4096", "mma splits 1 of 4096", "mma splits 1 of 4096"
+        "mma splits 1 of 4096", "hopper splits 1 of 4096", "mma splits 1 of 4096"
     ),
 }  # fmt: skip
 

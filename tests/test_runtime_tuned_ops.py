@@ -30,7 +30,7 @@ SHIPPED: dict[str, dict[str, int]] = {
     "reduce_sum": {"blocks_per_sm": 8, "split_bytes": 64},
     "sum_rows": {"blocks_per_sm": 8, "split_bytes": 64},
     "softmax_cross_entropy": {"blocks_per_sm": 8},
-    "attention": {"hopper": 0},
+    "attention": {"hopper": 1},
 }
 
 

@@ -99,16 +99,21 @@ std::string of_sum(const Question& q) {
          std::to_string(c.blocks);
 }
 
-// Without kernels for Hopper, which run where tuning has chosen them, see
-// docs/kernels/attention.md.
+// Of dense heads; a block of Hopper's kernels and of `mma` has 128 queries.
 std::string of_attention(const Question& q) {
   Attention p;
   p.heads.dtype = q.dtype;
-  p.heads.numel = q.sizes[0];
+  p.heads.numel = p.heads.sizes[0] = q.sizes[0];
+  p.heads.dims = 1;
   p.shape.queries = q.sizes[1], p.shape.keys = q.sizes[2], p.shape.dim = int(q.sizes[3]);
+  p.shape.scale = 1;
+  p.shape.vectors = p.shape.dim * size_of(q.dtype) % 16 == 0;
+  p.q_step = p.k_step = p.v_step = p.shape.dim;
+  p.may_use_hopper = true;
   const AttentionPlan plan = attention_plan(p, q.device);
+  const char* kernel = attention_few(p.shape.queries) ? "few" : plan.hopper ? "hopper" : "mma";
   const std::string splits = std::to_string(plan.splits) + " of " + std::to_string(plan.keys);
-  return std::string(attention_few(p.shape.queries) ? "few" : "mma") + " splits " + splits;
+  return std::string(kernel) + " splits " + splits;
 }
 
 std::string answer(std::istream& words) {

@@ -124,6 +124,9 @@ def compare(
             over = elapsed > settings.seconds or round_ >= _MOST_ROUNDS
             if comparison.converged or (over and round_ >= LEAST_SAMPLES):
                 refusal = _tail(trains, len(rotation.arguments))
+                if refusal and len(trains) == 1:  # no peer shows what other processes do
+                    trains_of_nothing = _trains_of_nothing(clock, rotation)
+                    refusal = _tail(trains | trains_of_nothing, len(rotation.arguments))
                 # Another process on the device lengthens some rounds, so more of them may tell.
                 patience = max(_PATIENCE * settings.seconds, _PATIENCE_SECONDS)
                 if not refusal or elapsed > patience or round_ >= _MOST_ROUNDS:
@@ -150,6 +153,13 @@ def _summary(
     converged = rounds >= LEAST_SAMPLES and widest <= settings.precision
     waiting = [name for name, mine in trains.items() if not all(train.backlogged for train in mine)]
     return Comparison(seconds, ratios, rounds, converged, missing, waiting)
+
+
+def _trains_of_nothing(clock: Clock, rotation: Rotation) -> dict[str, list[Train]]:
+    # With a clock of its own, since a clock plans a train by what the last one took.
+    fresh = type(clock)(clock.device, clock.flush)
+    arguments = rotation.arguments
+    return {"nothing": [fresh.train(lambda *args: None, arguments) for _ in range(LEAST_SAMPLES)]}
 
 
 def _tail(trains: Mapping[str, list[Train]], calls: int) -> str:

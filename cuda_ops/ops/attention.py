@@ -171,7 +171,7 @@ def cuda_ops_candidates(op: OpSpec) -> Candidates | None:
         rows: int = q.shape[-2] * (1 if causal else _groups(op, q, k, v))
         return rows, k.shape[-2]
 
-    return Candidates({"kernels for Hopper": {"hopper": 1}}, sizes)
+    return Candidates({"kernels of sm_80": {"hopper": 0}}, sizes)
 
 
 @hookimpl

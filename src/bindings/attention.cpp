@@ -40,7 +40,7 @@ Result attention_cpu(const Tensor& q, const Tensor& k, const Tensor& v, bool cau
 }
 
 // Whether kernels for Hopper run where they can.
-Knob for_hopper{"hopper", 0, {0, 1}};
+Knob for_hopper{"hopper", 1, {1, 0}};
 
 template <class Problem>
 bool may_use_hopper(const Problem& p) {

@@ -180,6 +180,8 @@ cudaError_t run_hopper_attention(Kernel kernel, int shared_bytes, int64_t heads,
 
 // --- forward --------------------------------------------------------------------
 
+constexpr float kFarScore = 1 << 24;  // in units of log2; numbers from here on are whole
+
 template <class T, int kDim>
 __global__ void __launch_bounds__(kHopperThreads, 1)
     attention_hopper_kernel(const __grid_constant__ TensorMap map_q,
@@ -305,15 +307,25 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
           }
           largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
           largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-          // No score is above -inf yet: there is no difference to it.
-          const float base = largest == -INFINITY ? 0.0f : largest * scale;
-          shrunk[half] = Coarse::power(most[half] * scale - base);
+          // No score is above -inf yet: there is no difference to it. A product of its own, so that
+          // weights shrink by exactly 1 while the largest score stays.
+          const float base = largest == -INFINITY ? 0.0f : __fmul_rn(largest, scale);
+          float offset = base, shrink = __fmul_rn(most[half], scale) - base;
+          // What a multiply-add keeps of the product of the largest score, and `base` has rounded
+          // away, is a power of two or more: take differences before the product.
+          if (fabsf(base) >= kFarScore) {
+            offset = 0;
+            shrink = (most[half] - largest) * scale;
+#pragma unroll
+            for (int c = 0; c < kKeys / 4; ++c) scores[c / 2 * 4 + 2 * half + c % 2] -= largest;
+          }
+          shrunk[half] = Coarse::power(shrink);
           most[half] = largest;
           float added = 0;
 #pragma unroll
           for (int c = 0; c < kKeys / 4; ++c) {
             float& score = scores[c / 2 * 4 + 2 * half + c % 2];
-            score = Coarse::power(score * scale - base);
+            score = Coarse::power(score * scale - offset);
             added += score;
           }
           total[half] = total[half] * shrunk[half] + added;
