@@ -86,7 +86,8 @@ def updated(text: str, base: Path) -> str:
 
 def keep(run: Path, results: Path = RESULTS) -> list[Path]:
     """Stores a run in the folder of its device, one file a pair, with its pictures, and returns
-    what was written. A run with clean caches goes into a folder of its own, without pictures.
+    what was written. A run of some cases, or one that was interrupted, replaces those cases alone.
+    A run with clean caches goes into a folder of its own, without pictures.
 
     Raises:
         BenchmarkError: a case failed, the run was ``--quick``, of a debug build, or from a device
@@ -110,13 +111,14 @@ def keep(run: Path, results: Path = RESULTS) -> list[Path]:
     results /= device
     written = []
     clean = report.settings.get("clean_caches", False)
+    is_part = bool(report.settings.get("cases")) or not report.settings.get("finished", True)
     for pair in report.pairs():
         mine = [result for result in report.results if result.pair == pair]
         ours = {result.op for result in mine}
         left_out = {k: v for k, v in report.left_out.items() if k.split()[0] in ours}
         part = replace(report, results=mine, left_out=left_out)
         path = results / (_CLEAN if clean else "operators") / f"{pair}.json"
-        if report.settings.get("cases") and path.exists():
+        if is_part and path.exists():
             part = _among(part, Report.load(path))
         part.save(path)
         written.append(path)

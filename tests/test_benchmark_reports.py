@@ -393,11 +393,15 @@ def test_a_run_with_clean_caches_is_kept_apart(tmp_path: Path) -> None:
     assert "unwritten" not in heading(report(result()))
 
 
-def test_some_cases_take_their_place_among_the_kept_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", [{"cases": "2K"}, {"cases": "", "finished": False}])
+def test_some_cases_take_their_place_among_the_kept_ones(
+    tmp_path: Path, part: dict[str, Any]
+) -> None:
+    """Those that were asked for, or those that an interrupted run came to."""
     results, run = tmp_path / "h200", tmp_path / "run.json"
     report(result(), result(case="2K"), result(case="4K")).save(run)
     tables.keep(run, tmp_path)
-    later = replace(report(result(case="2K", us=5.0)), settings={"precision": 0.01, "cases": "2K"})
+    later = replace(report(result(case="2K", us=5.0)), settings={"precision": 0.01, **part})
     later.environment["commit"] = "7654321"
     later.save(run)
     tables.keep(run, tmp_path)

@@ -99,13 +99,13 @@ def _measured(arguments: argparse.Namespace, console: Console) -> Report:
         kit.left_out |= left_out
         results: list[CaseResult] = []
 
-        def save() -> None:
+        def save(finished: bool) -> None:
             if arguments.json:
-                kit.report(results).save(arguments.json)
+                kit.report(results, finished).save(arguments.json)
 
         def measured(result: CaseResult) -> None:
             results.append(result)
-            save()  # even a run that is killed keeps what it has
+            save(finished=False)  # even a run that is killed keeps what it has
 
         try:
             for op in ops:
@@ -123,7 +123,7 @@ def _measured(arguments: argparse.Namespace, console: Console) -> Report:
         except KeyboardInterrupt:
             console.print(render(kit.report(results)), f"interrupted after {len(results)} cases")
             raise
-        save()  # with what was left out
+        save(finished=True)  # with what was left out
     return kit.report(results)
 
 

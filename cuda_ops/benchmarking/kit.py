@@ -117,9 +117,9 @@ class Kit:
                 measured(results[-1])
         return results
 
-    def report(self, results: list[CaseResult]) -> Report:
-        """Returns the results with everything that is needed to judge them. A ceiling that one of
-        them went above is raised to it, for all.
+    def report(self, results: list[CaseResult], finished: bool = True) -> Report:
+        """Returns the results with everything that is needed to judge them, and whether they are
+        all that were asked for. A ceiling that one of them went above is raised to it, for all.
         """
         return raised(
             Report(
@@ -131,6 +131,7 @@ class Kit:
                     **asdict(self.settings),
                     "cases": self._cases,
                     "clean_caches": self._clean_caches,
+                    "finished": finished,
                 },
                 results=results,
                 left_out=self.left_out,
