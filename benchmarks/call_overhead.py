@@ -22,6 +22,7 @@ import cuda_ops
 from benchmarks import report
 from cuda_ops.benchmarking.clock import host_latency
 from cuda_ops.ops._moe import torch_route
+from cuda_ops.output import at_least
 
 #: The ratio to F.silu that must hold, and the goal.
 LIMITS = {"grad mode": (1.25, 1.10), "no_grad": (1.25, 1.10), "inference_mode": (1.25, 1.10),
@@ -131,7 +132,7 @@ def measure_operators(rounds: int = 30, calls: int = 200) -> list[dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--numel", type=int, default=1024)
+    parser.add_argument("--numel", type=at_least(1), default=1024)
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
     results = measure(arguments.numel)

@@ -20,6 +20,7 @@ import cuda_ops
 from benchmarks import report
 from cuda_ops.benchmarking.clock import make_clock, rotated
 from cuda_ops.ops.moe import MODELS, grouped_mm
+from cuda_ops.output import at_least
 
 _ROUNDS = 9
 
@@ -83,7 +84,7 @@ def measure(sizes: tuple[int, int, int, int], tokens: int, backward: bool) -> di
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[4096, 16384])
+    parser.add_argument("--tokens", type=at_least(1), nargs="+", default=[4096, 16384])
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():

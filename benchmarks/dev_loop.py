@@ -33,6 +33,7 @@ import cuda_ops
 from benchmarks import report
 from cuda_ops.build import compiling, toolchain, wrappers
 from cuda_ops.dev.scaffold import new_pair
+from cuda_ops.output import at_least
 from cuda_ops.registry import registry
 
 FLOOR, GOAL = 10, 20
@@ -232,8 +233,8 @@ def _print(results: dict[str, list[float]]) -> Console:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--edits", type=int, default=5)
-    parser.add_argument("--peer-edits", type=int, default=2)
+    parser.add_argument("--edits", type=at_least(1), default=5)
+    parser.add_argument("--peer-edits", type=at_least(1), default=2)
     parser.add_argument("--cells", action="store_true", help="measure cells alone")
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()

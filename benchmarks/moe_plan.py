@@ -24,7 +24,7 @@ from rich.table import Table
 from cuda_ops.benchmarking.results import Report
 from cuda_ops.distributed.ways import WIRE
 from cuda_ops.ops.moe import MODELS, WHOLE
-from cuda_ops.output import size_text, time_text
+from cuda_ops.output import at_least, size_text, time_text
 
 #: Bytes a second of one direction of a 400 Gb/s network adapter.
 NETWORK = 50e9
@@ -117,11 +117,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--gpus", type=int, default=8, help="GPUs of a host (default: 8)")
-    parser.add_argument("--hosts", type=int, default=1, help="hosts (default: 1)")
+    parser.add_argument("--gpus", type=at_least(1), default=8, help="GPUs of a host (default: 8)")
+    parser.add_argument("--hosts", type=at_least(1), default=1, help="hosts (default: 1)")
     arguments = parser.parse_args()
-    if arguments.gpus < 1 or arguments.hosts < 1:
-        parser.error(f"expected 1 or more, got --gpus {arguments.gpus} --hosts {arguments.hosts}")
     heads = ("model", "tokens a rank", "way", "in the host", "between hosts", "wire", "products",
              "scaling")  # fmt: skip
     table = Table(*heads, title=f"{arguments.hosts} x {arguments.gpus} GPUs")

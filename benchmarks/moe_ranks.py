@@ -38,6 +38,7 @@ from cuda_ops.distributed.collectives import Collectives, all_gather
 from cuda_ops.distributed.symmetric import GATHERED, RETURNED, Memory, memory_of
 from cuda_ops.ops import _moe
 from cuda_ops.ops.moe import MODELS
+from cuda_ops.output import at_least
 
 _ROUNDS = 11
 #: Seconds of work between two looks at the clock, the first of which wait for the host.
@@ -367,8 +368,12 @@ def main() -> int:
     )
     parser.add_argument("--models", nargs="+", choices=MODELS, metavar="NAME",
                         default=["Qwen3-30B-A3B", "Mixtral 8x7B"])  # fmt: skip
-    parser.add_argument("--tokens", nargs="+", type=int, metavar="N", default=[64, 1024, 8192])
-    parser.add_argument("--ranks", type=int, metavar="N", help="processes, each with its GPU")
+    parser.add_argument(
+        "--tokens", nargs="+", type=at_least(1), metavar="N", default=[64, 1024, 8192]
+    )
+    parser.add_argument(
+        "--ranks", type=at_least(2), metavar="N", help="processes, each with its GPU"
+    )
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
     found = torch.cuda.device_count()

@@ -23,6 +23,7 @@ from cuda_ops.benchmarking.clock import host_latency
 from cuda_ops.benchmarking.stats import median_interval, ratio_interval
 from cuda_ops.dispatch import by_torch
 from cuda_ops.ops import fused_linear_gelu, layer_norm, silu_and_mul
+from cuda_ops.output import at_least
 
 _CPU = torch.device("cpu")
 _ROUNDS, _CALLS = 9, 3
@@ -78,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=1024)
+    parser.add_argument("--rows", type=at_least(1), default=1024)
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
     results = measure(arguments.rows)

@@ -1,9 +1,10 @@
 """What commands do with their output: a full disk is one line, JSON stands alone, tables fit, and
-numbers are written in one way.
+numbers are written in one way; and how they read a number.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import ctypes
 import functools
@@ -80,6 +81,18 @@ def command(main: _Main) -> Callable[..., int]:
             return 1
 
     return run
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Returns the ``type`` of an argument that is a whole number from ``least`` on."""
+
+    def read(text: str) -> int:
+        with contextlib.suppress(ValueError):
+            if (number := int(text)) >= least:
+                return number
+        raise argparse.ArgumentTypeError(f"expected a whole number from {least} on, got {text!r}")
+
+    return read
 
 
 @contextlib.contextmanager

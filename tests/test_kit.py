@@ -6,6 +6,8 @@ What it draws is in test_kit_samples.py, its plugin for pytest in test_pytest_pl
 from __future__ import annotations
 
 import json
+import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -351,6 +353,48 @@ def test_an_unknown_operator_is_refused_before_others_are_checked(
     assert main(["report", "relu", name]) == 2
     said = capsys.readouterr().err
     assert "error: no operator " in said and "checked relu" not in said
+
+
+def test_a_report_that_is_interrupted_has_what_was_checked() -> None:
+    """Ctrl-C in the command's process alone ends the others too, which say nothing."""
+    command = ["report", "relu", "moe_experts_backward", "--profile", "quick", "--jobs", "2"]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "cuda_ops.testing", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stderr is not None
+    lines = []
+    for line in running.stderr:
+        lines.append(line)
+        if line.startswith("checked "):
+            running.send_signal(signal.SIGINT)
+            break
+    table, said = running.communicate(timeout=60)
+    assert running.returncode == 130, "".join(lines) + said
+    assert lines[-1].startswith("checked relu") and lines[-1].endswith(": passed\n")
+    assert re.fullmatch(r"(checked .*\n)*interrupted; operators checked: \d\n", said)
+    assert "| relu" in table and "moe_experts_backward" not in table
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["report", "--jobs", "0"], "--jobs"),
+        (["fuzz", "--jobs", "-1"], "--jobs"),
+        (["mutate", "--jobs", "none"], "--jobs"),
+        (["mutate", "--limit", "0"], "--limit"),
+    ],
+)
+def test_a_number_that_makes_no_sense_is_refused(
+    arguments: list[str], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(arguments)
+    assert refused.value.code == 2
+    expected = f"argument {name}: expected a whole number from 1 on, got {arguments[-1]!r}"
+    assert expected in capsys.readouterr().err
 
 
 def test_a_report_counts_samples_that_once_failed_with_their_check(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ def _parser() -> argparse.ArgumentParser:
         help="of the operators, as SPDX names it, for the metadata (default: unknown)",
     )  # fmt: skip
     parser.add_argument(
-        "--kernel-version", type=int, default=1, metavar="N",
+        "--kernel-version", type=output.at_least(1), default=1, metavar="N",
         help="the number that callers ask for, get_kernel(..., version=N) (default: 1)",
     )  # fmt: skip
     add_root_option(parser)

@@ -7,16 +7,17 @@ import datetime
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import torch
 
 from cuda_ops import output
+from cuda_ops.build import threads
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.testing.case import Case
 from cuda_ops.testing.checks import by_name
@@ -28,7 +29,7 @@ from cuda_ops.testing.report import CheckEntry, CheckReport, command, markdown, 
 from cuda_ops.testing.runner import check_op, why_not
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.subject import Origin, described, find
-from cuda_ops.testing.worker import Worker, load_origin, perform
+from cuda_ops.testing.worker import Worker, begin, load_origin, perform
 
 
 @output.command
@@ -97,8 +98,16 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
+    stopped = False
     with output.stdout_for_json(arguments.json):
-        reports = read_junit(*arguments.junit) if arguments.junit else _checked(arguments)
+        reports = read_junit(*arguments.junit) if arguments.junit else []
+        if not arguments.junit:
+            try:
+                for report in _checked(arguments, _names(arguments.ops)):
+                    reports.append(report)
+            except KeyboardInterrupt:  # what took minutes is not lost
+                stopped = True
+    reports.sort(key=lambda report: report.op)
     if arguments.json:
         print(json.dumps([report.as_json() for report in reports], indent=2))
     else:
@@ -106,22 +115,33 @@ def _report(arguments: argparse.Namespace) -> int:
     for report in reports:
         for failure in report.failures:
             print(f"{report.op}\n{failure}", file=sys.stderr)
+    if stopped:
+        print(f"interrupted; operators checked: {len(reports)}", file=sys.stderr)
+        return output.INTERRUPTED
     return int(not reports or not all(report.passed for report in reports))
 
 
-def _checked(arguments: argparse.Namespace) -> list[CheckReport]:
+def _checked(arguments: argparse.Namespace, names: Sequence[str]) -> Iterator[CheckReport]:
+    """Yields the reports of some operators as they are done."""
     origin = Origin(tuple(arguments.root), arguments.file)
     # Many processes with many threads each would slow each other down.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // arguments.jobs)))
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     # Spawned, not forked: CUDA does not survive a fork.
-    with ProcessPoolExecutor(arguments.jobs, get_context("spawn"), load_origin, (origin,)) as pool:
+    with ProcessPoolExecutor(arguments.jobs, get_context("spawn"), begin, (origin,)) as pool:
         checked = partial(check_op, profile=PROFILES[arguments.profile])
-        reports = []
-        for report in pool.map(checked, _names(arguments.ops)):
-            print(f"checked {report.op}", file=sys.stderr, flush=True)
-            reports.append(report)
-    return reports
+        try:
+            for future in threads.completed([pool.submit(checked, name) for name in names]):
+                report = future.result()
+                verdict = ", ".join(failure.name for failure in report.failures)
+                verdict = f"FAILED {verdict}" if verdict else "passed"
+                print(f"checked {report.op}: {verdict}", file=sys.stderr, flush=True)
+                yield report
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in active_children():  # Ctrl-C in one process is not seen by the others
+                process.terminate()
+            raise
 
 
 def _sanitize(arguments: argparse.Namespace) -> int:
@@ -182,7 +202,7 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", parents=[common], help="print a table of all checks")
     report.add_argument("ops", nargs="*", metavar="OP")
     report.add_argument("--profile", choices=PROFILES, default="ci")
-    report.add_argument("--jobs", type=int, default=1, help="operators at a time")
+    report.add_argument("--jobs", type=output.at_least(1), default=1, help="operators at a time")
     report.add_argument("--junit", type=Path, metavar="FILE", action="append", default=[],
                         help="read what tests recorded with pytest --junitxml; repeatable",
                         )  # fmt: skip
@@ -201,7 +221,8 @@ def _parser() -> argparse.ArgumentParser:
         "ranks", parents=[common], help="run DTensor's rules on real ranks: gloo, or NCCL on GPUs"
     )
     ranks.add_argument("ops", nargs="*", metavar="OP")
-    ranks.add_argument("--ranks", type=int, default=2, help="processes, each with a GPU of its own")
+    ranks.add_argument("--ranks", type=output.at_least(2), default=2,
+                       help="processes, each with a GPU of its own")  # fmt: skip
     ranks.add_argument("--device", choices=("cpu", "cuda"), help="by default GPUs, if any")
     written = ranks.add_mutually_exclusive_group()
     written.add_argument("--json", action="store_true")

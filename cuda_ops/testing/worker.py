@@ -279,6 +279,12 @@ def _cause(status: int) -> str:
 # --- in the worker --------------------------------------------------------------------
 
 
+def begin(origin: Origin) -> None:
+    """Begins a process of a pool, which ends without a word after Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    load_origin(origin)
+
+
 def load_origin(origin: Origin) -> None:
     """Makes the operators of an origin known to this process.
 

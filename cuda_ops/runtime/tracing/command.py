@@ -253,7 +253,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print the tables as JSON on stdout")
     parser.add_argument(
-        "--top", metavar="N", type=int, default=20, help="rows of each table (default: 20)"
+        "--top",
+        metavar="N",
+        type=output.at_least(1),
+        default=20,
+        help="rows of each table (default: 20)",
     )
     parser.add_argument("--shapes", action="store_true", help="trace the shapes of arguments")
     parser.add_argument(

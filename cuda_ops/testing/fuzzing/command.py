@@ -14,7 +14,7 @@ from typing import Any
 from cuda_ops.build import threads
 from cuda_ops.build.advice import dev_command
 from cuda_ops.errors import CudaOpsError
-from cuda_ops.output import INTERRUPTED
+from cuda_ops.output import INTERRUPTED, at_least
 from cuda_ops.testing.fuzzing import instrumented
 from cuda_ops.testing.fuzzing.calls import Finding, why_not
 from cuda_ops.testing.fuzzing.campaign import Campaign, Result
@@ -35,7 +35,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, default=1.0, help="how long (default: 1)")
     parser.add_argument("--corpus", type=Path, metavar="DIR",
                         help="keep the inputs that show something new")  # fmt: skip
-    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    parser.add_argument("--jobs", type=at_least(1), default=1, help="processes at a time")
     parser.add_argument("--seed", type=int, default=1, help="what to draw first (default: 1)")
     parser.add_argument("--instrument", action="store_true",
                         help="build the bindings for it first: the fuzzer then sees their C++, and "

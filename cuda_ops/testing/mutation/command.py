@@ -18,7 +18,7 @@ from cuda_ops.build.compiling import visible_archs
 from cuda_ops.build.discovery import BUILTIN_ROOT, Pair
 from cuda_ops.build.source_text import Kind
 from cuda_ops.names import unknown
-from cuda_ops.output import INTERRUPTED
+from cuda_ops.output import INTERRUPTED, at_least
 from cuda_ops.registry import registry
 from cuda_ops.testing.checks import by_name
 from cuda_ops.testing.mutation import ledger, report, result
@@ -41,10 +41,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", action="append", choices=("cpu", "cuda"),
         help="where the checks run; repeatable; without it, everywhere they can")  # fmt: skip
     add("--kind", action="append", choices=_KINDS, help="plant these alone; repeatable")
-    add("--limit", type=int, metavar="N", help="plant N faults, spread over operators and kinds")
+    add(
+        "--limit",
+        type=at_least(1),
+        metavar="N",
+        help="plant N faults, spread over operators and kinds",
+    )
     add("--seed", type=int, default=0, help="choose others")
     add("--shard", default="1/1", metavar="I/N", help="of the chosen, each N-th from the I-th on")
-    add("--jobs", type=int, default=1, help="faults at a time, spread over the visible GPUs")
+    add(
+        "--jobs",
+        type=at_least(1),
+        default=1,
+        help="faults at a time, spread over the visible GPUs",
+    )
     add("--minutes", type=float, metavar="M", help="stop after M minutes")
     add("--check", action="append", metavar="CHECK", help="run this check alone; repeatable")
     add("--profile", choices=PROFILES, default="quick", help="how much the checks draw")
