@@ -14,6 +14,7 @@
 #include "math.cuh"
 #include "ptx/capability.h"
 #include "ptx/cp_async.cuh"
+#include "ptx/early_start.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/warp.cuh"
 
@@ -62,29 +63,50 @@ struct AttentionRows {
     // Threads lie along a row, one or several times, or along several rows.
     constexpr int kAcross = kVectors > kThreads ? kVectors / kThreads : 1;
     constexpr int kDown = kVectors > kThreads ? 1 : kThreads / kVectors;
-    static_assert(kRows % kDown == 0, "each thread has as many vectors");
+    // Rows that are eight apart swap their vectors alike: places that a loop goes on from.
+    constexpr int kPlaces = kDown < 8 ? 8 / kDown : 1, kTurns = kRows / kDown / kPlaces;
+    static_assert(kRows % (kDown * kPlaces) == 0, "each thread has as many vectors");
     const int begin = int(threadIdx.x) / kVectors,
-              left = rows - first < kRows ? int(rows - first) : kRows;
-    const T* line = from + (first + begin) * step;
-#pragma unroll 1  // more would take registers, and nothing waits
-    for (int turn = 0; turn < kRows / kDown; ++turn, line += kDown * step) {
-      const int row = begin + turn * kDown;
+              left = (rows - first < kRows ? int(rows - first) : kRows) - begin;
 #pragma unroll
-      for (int across = 0; across < kAcross; ++across) {
-        const int at = int(threadIdx.x) % kVectors + across * kThreads;
-        const int inside = row < left ? dim - at * kVector : 0;
-        const int count = inside < 0 ? 0 : inside < kVector ? inside : kVector;
-        if (vectors) {
-          cp_async(address(row, at), count > 0 ? line + at * kVector : from,
-                   count * int(sizeof(T)));
-        } else {
+    for (int across = 0; across < kAcross; ++across) {
+      const int at = int(threadIdx.x) % kVectors + across * kThreads;
+      const int inside = dim - at * kVector;
+      const int count = inside < 0 ? 0 : inside < kVector ? inside : kVector;
+      const T* line = from + (first + begin) * step + at * kVector;
+      int places[kPlaces];
+#pragma unroll
+      for (int i = 0; i < kPlaces; ++i) places[i] = offset(begin + i * kDown, at);
+      constexpr int kUnrolled = kThreads == 32 && kBytes <= 256 ? 2 : 1;  // more takes registers
+      const auto each = [&](auto copy) {
+#pragma unroll kUnrolled
+        for (int turn = 0; turn < kTurns; ++turn) {
+#pragma unroll
+          for (int i = 0; i < kPlaces; ++i, line += kDown * step) {
+            const int row = (turn * kPlaces + i) * kDown;  // from `begin` on
+            copy(memory + places[i] + row / 8 * 8 * kBytes, line, row < left ? count : 0);
+          }
+        }
+      };
+      // A block of one warp has nothing to do meanwhile: zeros cost each copy ten instructions.
+      if (kThreads == 32 && vectors && dim == kDim && rows - first >= kRows) {
+        each([&](uint8_t* to, const T* line, int) {
+          cp_async(uint32_t(__cvta_generic_to_shared(to)), line, 16);
+        });
+      } else if (vectors) {
+        each([&](uint8_t* to, const T* line, int there) {
+          cp_async(uint32_t(__cvta_generic_to_shared(to)), there > 0 ? line : from,
+                   there * int(sizeof(T)));
+        });
+      } else {
+        each([&](uint8_t* to, const T* line, int there) {
           Vector values{};
 #pragma unroll
           for (int e = 0; e < kVector; ++e) {
-            if (e < count) values.values[e] = line[at * kVector + e];
+            if (e < there) values.values[e] = line[e];
           }
-          *reinterpret_cast<Vector*>(memory + offset(row, at)) = values;
-        }
+          *reinterpret_cast<Vector*>(to) = values;
+        });
       }
     }
   }
@@ -373,6 +395,7 @@ __global__ void __launch_bounds__(attention_tile(sizeof(T), kDim, kFew).threads(
                                                             sums);
     }
     cp_async_wait<0>();
+    if (tile + gridDim.x >= tiles) let_next_start();  // what puts the parts together
 
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
@@ -404,6 +427,7 @@ __global__ void __launch_bounds__(kMergeThreads)
   const int dim = p.shape.dim, splits = int(p.plan.splits);
   const C *found = static_cast<const C*>(p.partial_out),
           *lse = static_cast<const C*>(p.partial_lse);
+  wait_for_previous();
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     C most = -INFINITY;
     for (int s = lane; s < splits; s += 32) most = fmax(most, lse[s * rows + row]);

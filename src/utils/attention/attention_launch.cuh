@@ -59,8 +59,8 @@ inline cudaError_t launch_attention(const Attention& p, cudaStream_t stream) {
         few ? run(std::bool_constant<(sizeof(T) < 8)>{}) : run(std::false_type{});
     if (error != cudaSuccess || p.plan.splits == 1) return error;
     const int64_t grid = rows < INT32_MAX ? rows : INT32_MAX;
-    attention_merge_kernel<T><<<unsigned(grid), kMergeThreads, 0, stream>>>(p, rows);
-    return cudaGetLastError();
+    return launch_early(attention_merge_kernel<T>, unsigned(grid), kMergeThreads, 0, stream, p,
+                        rows);
   });
 }
 
