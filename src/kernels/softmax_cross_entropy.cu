@@ -123,17 +123,22 @@ __device__ compute_t<T> anchor_of(const T* row) {
   return first - first == 0 ? first : 0;  // not an infinity or NaN
 }
 
-// Stores what the gradient needs of a row that is not ignored; returns its loss. An index outside
-// of the row gives NaN and reads nothing.
+// The logit of a label; one outside of the row is NaN, and nothing is read.
+template <class T>
+__device__ compute_t<T> logit_of(const CrossEntropy& p, const T* logits, int64_t label) {
+  return label < 0 || label >= p.n ? compute_t<T>(NAN) : to_compute(logits[label]);
+}
+
+// Stores what the gradient needs of a row that is not ignored; returns its loss. `chosen` is the
+// logit of its label.
 template <class T, class C>
-__device__ double finish_row(const CrossEntropy& p, int64_t row, C most, C sum, C total) {
+__device__ double finish_row(const CrossEntropy& p, int64_t row, compute_t<T> chosen, C most, C sum,
+                             C total) {
   const auto* logits = static_cast<const T*>(p.logits) + row * p.step;
-  const int64_t label = p.labels[row];
   const double log_sum = log(double(sum));
   p.lse[row] = double(most) + log_sum;
-  if (label < 0 || label >= p.n) return double(NAN);
   // Both less the largest logit, so that an offset of all logits costs no digits.
-  double loss = log_sum - (double(to_compute(logits[label])) - double(most));
+  double loss = log_sum - (double(chosen) - double(most));
   if (p.smoothing > 0) {
     const double mean = double(anchor_of(logits)) - double(most) + double(total) / double(p.n);
     loss = (1 - p.smoothing) * loss + p.smoothing * (log_sum - mean);
@@ -174,7 +179,7 @@ struct Losses {
 // --- the forward ----------------------------------------------------------------
 
 template <class T, bool kSmooth>
-__global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 2 : 3)
+__global__ void __launch_bounds__(kThreads, cross_entropy_resident(sizeof(T)))
     cross_entropy_kernel(const __grid_constant__ CrossEntropy p,
                          const __grid_constant__ CrossEntropyConfig config) {
   using C = compute_t<T>;
@@ -183,16 +188,25 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 2 : 3)
   const unsigned parts = unsigned(config.parts), part = blockIdx.x % parts;
   Losses losses;
   const int64_t step = int64_t(gridDim.x / parts) * rows;
-  for (int64_t first = int64_t(blockIdx.x / parts) * rows; first < p.rows; first += step) {
-    // Past the last row, lanes go along with those of their warp that have one, and write nothing.
+  // Past the last row, lanes go along with those of their warp that have one, and write nothing.
+  const auto row_from = [&](int64_t first) {
+    return first + group < p.rows ? first + group : p.rows - 1;
+  };
+  int64_t first = int64_t(blockIdx.x / parts) * rows;
+  // Labels come a row ahead: logits that wait for them would come a memory latency later.
+  int64_t next_label = p.labels[row_from(first)];
+  for (; first < p.rows; first += step) {
     const bool is_row = first + group < p.rows;
-    const int64_t row = is_row ? first + group : p.rows - 1;
-    const bool is_ignored = p.labels[row] == p.ignore_index;
+    const int64_t row = row_from(first), label = next_label;
+    next_label = p.labels[row_from(first + step)];
+    const bool is_ignored = label == p.ignore_index;
     const auto* logits = static_cast<const T*>(p.logits) + row * p.step;
     const int64_t begin = int64_t(part) * config.per_part;
     const int64_t rest = p.n - begin, n = rest < config.per_part ? rest : config.per_part;
     const bool is_read = is_row && !is_ignored && n > 0;
     const C anchor = kSmooth && is_read ? anchor_of(logits) : C(0);
+    const bool is_whole = is_row && !is_ignored && parts == 1;
+    const C chosen = is_whole ? logit_of(p, logits, label) : C(0);
     auto sums = scan<T, kSmooth>(logits + begin, is_read ? n : 0, anchor, lane, lanes);
     sums.join(lanes);
     if (lane > 0 || !is_row) continue;
@@ -202,7 +216,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 2 : 3)
       joined[1] = double(sums.sum);
       joined[2] = double(sums.total);
     } else {
-      const double loss = is_ignored ? 0 : finish_row<T>(p, row, sums.most, sums.sum, sums.total);
+      const double loss =
+          is_ignored ? 0 : finish_row<T>(p, row, chosen, sums.most, sums.sum, sums.total);
       losses.add<T>(p, row, is_ignored, loss);
     }
   }
@@ -248,8 +263,13 @@ __global__ void __launch_bounds__(kFinishThreads)
     }
     sums.join(lanes);
     if (lane > 0 || !is_row) continue;
-    const bool is_ignored = p.labels[row] == p.ignore_index;
-    const double loss = is_ignored ? 0 : finish_row<T>(p, row, sums.most, sums.sum, sums.total);
+    const int64_t label = p.labels[row];
+    const bool is_ignored = label == p.ignore_index;
+    double loss = 0;
+    if (!is_ignored) {
+      const auto chosen = logit_of(p, static_cast<const T*>(p.logits) + row * p.step, label);
+      loss = finish_row<T>(p, row, chosen, sums.most, sums.sum, sums.total);
+    }
     losses.add<T>(p, row, is_ignored, loss);
   }
   if (p.is_total) losses.store<T>(p);

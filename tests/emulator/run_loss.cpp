@@ -136,7 +136,8 @@ int main(int count, char** texts) {
                          {5, 1500, 5, 0},
                          {2, 9001, 0, 0},
                          {3, 20480, 1, 0.1},
-                         {600, 520, 0, 0}}) {
+                         {600, 520, 0, 0},
+                         {700, 24, 0, 0}}) {
       run_case(numbers, dtype, tolerance, c);
     }
   }

@@ -42,6 +42,9 @@ constexpr int kCrossEntropyPacks = 4;  // that a thread loads at once, of 16 byt
 constexpr int kCrossEntropyThreads = 256;
 constexpr int kCrossEntropyMostBlocks = 1 << 15;  // else they take several rows
 
+// How many blocks an SM has at least.
+constexpr int cross_entropy_resident(size_t size) { return size == 8 ? 2 : 3; }
+
 namespace detail {
 
 inline int64_t packs_of(const CrossEntropy& p) {
@@ -79,8 +82,11 @@ inline CrossEntropyConfig cross_entropy_config(const CrossEntropy& p, const Devi
     config.parts = ceil_div(p.n, config.per_part);
   }
   const int64_t blocks = ceil_div(p.rows, config.rows());
-  config.blocks =
-      config.parts * (blocks < kCrossEntropyMostBlocks ? blocks : kCrossEntropyMostBlocks);
+  // A block of short rows that stays asks for the next labels early, and adds up more losses.
+  const int64_t most = config.rows() > 1
+                           ? device.sms * cross_entropy_resident(size_t(size_of(p.dtype)))
+                           : kCrossEntropyMostBlocks;
+  config.blocks = config.parts * (blocks < most ? blocks : most);
   return config;
 }
 
