@@ -73,14 +73,6 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-@pytest.fixture
-def ctrl_c() -> Iterator[None]:
-    """Lets Ctrl-C interrupt; whatever a script starts in the background ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @contextlib.contextmanager
 def command_in(folder: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
     """Runs a command as in a terminal of its own; ends it if the test fails."""

@@ -364,6 +364,7 @@ def test_a_run_goes_on_with_the_results_of_an_earlier_one(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_compilers_and_removes_copies(root: Path, tmp_path: Path) -> None:
     compiler, started = tmp_path / "c++", tmp_path / "started"
     compiler.write_text(
@@ -373,14 +374,9 @@ def test_ctrl_c_ends_compilers_and_removes_copies(root: Path, tmp_path: Path) ->
     compiler.chmod(0o755)
     command = [sys.executable, "-m", "cuda_ops.testing", "mutate", "--root", root,
                "--device", "cpu", "--jobs", "2"]  # fmt: skip
-    # A process that was started in the background ignores Ctrl-C.
-    handled = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        process = subprocess.Popen(
-            command, env={**os.environ, "CXX": str(compiler)}, stdout=subprocess.PIPE, text=True
-        )
-    finally:
-        signal.signal(signal.SIGINT, handled)
+    process = subprocess.Popen(
+        command, env={**os.environ, "CXX": str(compiler)}, stdout=subprocess.PIPE, text=True
+    )
     end = time.monotonic() + 120
     while not started.exists() and time.monotonic() < end:
         time.sleep(0.05)
