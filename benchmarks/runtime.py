@@ -139,7 +139,7 @@ def _copy_alone(source: torch.Tensor, count: int) -> None:
 
 
 def _compute_alone(compute: Callable[[torch.Tensor], torch.Tensor], count: int) -> None:
-    x = torch.randn(_NUMEL, device="cuda")  # zeros take less power, and the clock stays higher
+    x = torch.randn(_NUMEL, device="cuda")  # as the loops have: zeros may run at a higher clock
     for _ in range(count):
         compute(x)
 

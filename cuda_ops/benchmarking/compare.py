@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -125,8 +125,8 @@ def compare(
             if comparison.converged or (over and round_ >= LEAST_SAMPLES):
                 refusal = _tail(trains, len(rotation.arguments))
                 if refusal and len(trains) == 1:  # no peer shows what other processes do
-                    trains_of_nothing = _trains_of_nothing(clock, rotation)
-                    refusal = _tail(trains | trains_of_nothing, len(rotation.arguments))
+                    nothing = _trains_of_nothing(clock, rotation)
+                    refusal = _tail(trains, len(rotation.arguments), nothing)
                 # Another process on the device lengthens some rounds, so more of them may tell.
                 patience = max(_PATIENCE * settings.seconds, _PATIENCE_SECONDS)
                 if not refusal or elapsed > patience or round_ >= _MOST_ROUNDS:
@@ -155,16 +155,17 @@ def _summary(
     return Comparison(seconds, ratios, rounds, converged, missing, waiting)
 
 
-def _trains_of_nothing(clock: Clock, rotation: Rotation) -> dict[str, list[Train]]:
+def _trains_of_nothing(clock: Clock, rotation: Rotation) -> list[Train]:
     # With a clock of its own, since a clock plans a train by what the last one took.
     fresh = type(clock)(clock.device, clock.flush)
-    arguments = rotation.arguments
-    return {"nothing": [fresh.train(lambda *args: None, arguments) for _ in range(LEAST_SAMPLES)]}
+    return [fresh.train(lambda *args: None, rotation.arguments) for _ in range(LEAST_SAMPLES)]
 
 
-def _tail(trains: Mapping[str, list[Train]], calls: int) -> str:
-    """Returns an error that names a function that leaves the device working in nearly every round;
-    empty if none does.
+def _tail(
+    trains: Mapping[str, list[Train]], calls: int, nothing: Sequence[Train] | None = None
+) -> str:
+    """Returns an error that names a function that leaves the device working in nearly every round,
+    beyond what trains of ``nothing`` do; empty if none does.
     """
 
     def low(seconds: Iterable[float]) -> float:
@@ -172,13 +173,14 @@ def _tail(trains: Mapping[str, list[Train]], calls: int) -> str:
         ordered = sorted(seconds)
         return ordered[len(ordered) // 10]
 
-    lasting = {
-        name: low(train.tail for train in mine) - low(train.idle for train in mine)
-        for name, mine in trains.items()
-    }
+    def lasts(mine: Sequence[Train]) -> float:
+        return low(train.tail for train in mine) - low(train.idle for train in mine)
+
+    lasting = {name: lasts(mine) for name, mine in trains.items()}
     for name, mine in trains.items():
         # What all others show as well is work of other processes.
         others = [seconds for other, seconds in lasting.items() if other != name]
+        others += [lasts(nothing)] if nothing else []
         tail = lasting[name] - max(0.0, min(others, default=0.0))
         timed = statistics.median(train.seconds for train in mine) * calls
         if tail > max(_TAIL_SECONDS, _TAIL_SHARE * timed):

@@ -88,7 +88,7 @@ struct AttentionRows {
           }
         }
       };
-      // A block of one warp has nothing to do meanwhile: zeros cost each copy ten instructions.
+      // A block of one warp has nothing to do meanwhile, and zeros cost each copy ten instructions.
       if (kThreads == 32 && vectors && dim == kDim && rows - first >= kRows) {
         each([&](uint8_t* to, const T* line, int) {
           cp_async(uint32_t(__cvta_generic_to_shared(to)), line, 16);

@@ -43,7 +43,7 @@ constexpr int kCrossEntropyThreads = 256;
 constexpr int kCrossEntropyMostBlocks = 1 << 15;  // else they take several rows
 
 // How many blocks an SM has at least.
-constexpr int cross_entropy_resident(size_t size) { return size == 8 ? 2 : 3; }
+constexpr int cross_entropy_resident(int64_t size) { return size == 8 ? 2 : 3; }
 
 namespace detail {
 
@@ -83,9 +83,8 @@ inline CrossEntropyConfig cross_entropy_config(const CrossEntropy& p, const Devi
   }
   const int64_t blocks = ceil_div(p.rows, config.rows());
   // A block of short rows that stays asks for the next labels early, and adds up more losses.
-  const int64_t most = config.rows() > 1
-                           ? device.sms * cross_entropy_resident(size_t(size_of(p.dtype)))
-                           : kCrossEntropyMostBlocks;
+  const int64_t most = config.rows() > 1 ? device.sms * cross_entropy_resident(size_of(p.dtype))
+                                         : kCrossEntropyMostBlocks;
   config.blocks = config.parts * (blocks < most ? blocks : most);
   return config;
 }
