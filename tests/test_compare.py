@@ -75,6 +75,16 @@ def test_an_error_says_where_it_is_largest(
     assert text in said
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_each_summand_below_the_normal_numbers_may_count_as_0(dtype: torch.dtype) -> None:
+    """Additions to global memory take float32 numbers below 1.2e-38 for 0, each of them."""
+    tiny = torch.finfo(dtype).tiny
+    expected = torch.tensor([3 * tiny], dtype=torch.float64)
+    nothing = torch.zeros(1, dtype=dtype)
+    assert errors([nothing], [expected], 4 * tiny, 1) > 1
+    assert (errors([nothing], [expected], 4 * tiny, 4) <= 1) == (dtype is not torch.float16)
+
+
 def test_a_number_beside_the_tensors_multiplies_roundings() -> None:
     subject = described()[f"{good_ops.LIBRARY.ns}::scale"]
     for factor, passes in ((1.0, False), (100.0, True)):

@@ -50,6 +50,7 @@ from cuda_ops.testing.runner import why_not
 from cuda_ops.testing.subject import ITSELF, Origin, Subject, find
 from cuda_ops.testing.worker import (
     IN_WORKER,
+    UNJUDGED,
     Outcome,
     Worker,
     _telling,
@@ -232,6 +233,20 @@ describe("talkative::{name}", "()->()", reference=torch.clone, differentiable=Fa
 """
 
 
+#: An operator that is right, and a reference that never ends.
+PONDERING = """
+import time
+import torch
+from cuda_ops.testing import describe
+
+@torch.library.custom_op("pondering::f", mutates_args=())
+def f(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+describe("pondering::f", "()->()", reference=lambda x: time.sleep(600), differentiable=False)
+"""
+
+
 @pytest.mark.parametrize(
     ("name", "end", "said"),
     [
@@ -253,6 +268,38 @@ def test_last_words_are_not_lost_among_what_an_operator_prints(
         outcome = worker(by_name("reference"), case)
     assert outcome.fatal and said in outcome.detail
     assert "numerics.py" in outcome.detail or name == "leave"
+
+
+@pytest.mark.slow
+def test_a_reference_that_takes_long_is_no_hang_of_the_operator(tmp_path: Path) -> None:
+    file = tmp_path / "pondering.py"
+    file.write_text(PONDERING)
+    load_origin(Origin(file=str(file)))
+    with Worker(15.0) as worker:
+        case = Case(find("pondering::f"), "cpu", Sample((TensorArg((2,)),)))
+        outcome = worker(by_name("reference"), case)
+    assert outcome.label == UNJUDGED and outcome.fatal and not outcome.hung
+    assert "the kit was still computing the reference and comparing after 15 s" in outcome.detail
+
+
+@pytest.mark.parametrize(("turns", "answers"), [(8, True), (100, False)])
+def test_a_case_may_take_longer_than_the_limit_of_one_turn(
+    monkeypatch: pytest.MonkeyPatch, turns: int, answers: bool
+) -> None:
+    """What goes on to say whose turn it is does not hang, until it has taken far too long."""
+    script = (
+        "import sys, time\n"
+        f"for turn in range({turns}):\n"
+        '    print(\'{"judging": true}\\n{"judging": false}\', flush=True)\n'
+        "    time.sleep(0.2)\n"
+        'print(\'{"status": "passed"}\', flush=True)\n'
+    )
+    monkeypatch.setattr("cuda_ops.testing.worker._MOST_TIMEOUTS", 3)
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        found = Worker(1.0)._exchange(process, None, 1.0)
+        process.kill()
+    assert (found == {"status": "passed"}) == answers
 
 
 @pytest.mark.slow

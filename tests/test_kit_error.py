@@ -10,19 +10,13 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from cuda_ops.testing import (
-    PROFILES,
-    Sample,
-    TensorArg,
-    check_op,
-    describe,
-)
+from cuda_ops.spec import Range
+from cuda_ops.testing import PROFILES, Sample, TensorArg, check_op, describe
 from cuda_ops.testing.checks import by_name
 from cuda_ops.testing.report import CheckEntry
+from cuda_ops.testing.sizes import shaped
 from cuda_ops.testing.subject import Subject
-from cuda_ops.testing.worker import (
-    UNJUDGED,
-)
+from cuda_ops.testing.worker import UNJUDGED
 
 
 @pytest.fixture
@@ -82,6 +76,33 @@ def test_a_dtype_that_the_kit_cannot_make_is_no_mistake_of_the_operator(
     entry = _checked(quantized, "layouts")
     assert entry.label == UNJUDGED and not entry.passed
     assert entry.detail.startswith("the kit could not run this check: ")
+
+
+def test_sizes_stay_within_the_ranges_of_an_operator(described: Callable[..., Subject]) -> None:
+    """Beyond them, the operator refuses, and a reference may take for ever."""
+    op = described("f(Tensor x) -> Tensor", torch.clone, "(m,n)->(m,n)").op
+    within = replace(op, ranges={"m": Range(9, 20), "n": Range(0, 8192)})
+    assert shaped(within, (2,), core={"m": 5, "n": 100_003}).args[0].shape == (2, 9, 8192)
+    assert shaped(within, (2,), core=5).args[0].shape == (2, 9, 6)
+
+
+@pytest.mark.parametrize("chunk", [None, 64, 1024])
+def test_partial_sums_in_16_bits_are_found(
+    described: Callable[..., Subject], chunk: int | None
+) -> None:
+    """Whatever other dims a result has, and where only long sums are cut into parts."""
+
+    def means(x: torch.Tensor) -> torch.Tensor:
+        parts = [part.float().sum(-2) for part in x.split(chunk or x.shape[-2], -2)]
+        if chunk:
+            parts = [part.to(x.dtype).float() for part in parts]
+        return (torch.stack(parts).sum(0) / x.shape[-2]).to(x.dtype)
+
+    halves = [torch.float16, torch.bfloat16]
+    subject = described("f(Tensor x) -> Tensor", means, "(m,n)->(n)", dtypes=halves)
+    entry = _checked(replace(subject, reference=lambda x: x.mean(-2)), "rounding")
+    assert entry.passed is (chunk is None), entry
+    assert entry.passed or entry.label == by_name("rounding").title
 
 
 def test_a_list_of_tensors_is_made_and_compared(

@@ -42,7 +42,7 @@ def shaped(
         op: an operator; without a signature line it has loop dims alone.
         loop: the loop dims of all tensors.
         core: the size of each core dim by name, and of those that ints give results alone; or the
-            first size, after which each is one larger.
+            first size, after which each is one larger. Each as far as the operator's ranges go.
         dtype: the dtype of all tensors; by default float32 if the operator takes it.
         layout: the layout of all tensors.
         seed: the seed of the values.
@@ -51,13 +51,10 @@ def shaped(
     if op.signature is not None:
         inputs = op.signature.inputs
     if isinstance(core, int):
-        within = {d: op.ranges.get(d, Range(0, core + len(names))) for d in names}
-        sizes: Mapping[str, int] = {
-            d: min(max(core + i, within[d].least), within[d].most) for i, d in enumerate(names)
-        }
-    else:
-        sizes = core
-    sizes = limited(op, sizes)
+        core = {d: core + i for i, d in enumerate(names)}
+    ranges = {d: op.ranges.get(d, Range(0, size)) for d, size in core.items()}
+    within = {d: min(max(size, ranges[d].least), ranges[d].most) for d, size in core.items()}
+    sizes = limited(op, within)
     groups = iter(inputs)
 
     def tensor(name: str) -> TensorArg:

@@ -1,6 +1,7 @@
 """Runs one case at a time in another process, which may crash, hang or lose its GPU context.
 
-The parent draws and shrinks; the worker only runs. They exchange one line of JSON each way.
+The parent draws and shrinks; the worker only runs. They exchange one line of JSON each way, and
+between them the worker says when the kit begins and ends to judge.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from dataclasses import asdict, dataclass
@@ -28,6 +30,7 @@ import torch
 from cuda_ops.derive.no_gradient import LOST
 from cuda_ops.dispatch import by_torch
 from cuda_ops.errors import KitError
+from cuda_ops.testing import progress
 from cuda_ops.testing.case import Case, Check, NotRunError, OtherMistakeError
 from cuda_ops.testing.compare import refused_by
 from cuda_ops.testing.samples import Sample
@@ -39,12 +42,16 @@ _LAST_WORDS = 16
 _DEATH = "Fatal Python error"
 _THREAD = ("Thread 0x", "Current thread 0x")
 _START_TIMEOUT = 300.0
+#: How many timeouts a case may take that goes on to say whose turn it is.
+_MOST_TIMEOUTS = 10
 #: Why a sample was not run.
 REFUSED = "refused by the operator, and by its reference too"
 #: What a failure is called in whatever check it shows.
 REFUSED_ALONE = "the operator refuses what its reference takes"
 #: What a failure is called that says nothing about the operator.
 UNJUDGED = "the kit could not judge the operator"
+#: What a line has that says whether the kit judges.
+_JUDGING = "judging"
 _KIT = Path(__file__).parent
 #: Python code of torch that is a part of ordinary operations.
 _TENSOR_METHODS = (Path(torch.functional.__file__), Path(torch._tensor.__file__))
@@ -157,6 +164,8 @@ class Worker:
         self.timeout = timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._words: IO[bytes] | None = None
+        self._read = b""
+        self._judging = False
 
     def __enter__(self) -> Worker:
         return self
@@ -196,12 +205,17 @@ class Worker:
             process.send_signal(signal.SIGUSR1)  # faulthandler prints the stack
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1.0)
-            what = f"still running after {self.timeout:.0f} s; its stack"
+            seconds = f"after {self.timeout:.0f} s; its stack"
+            what = f"still running {seconds}"
+            if self._judging:
+                what = f"the kit was still computing the reference and comparing {seconds}"
         words.seek(start)
         said = words.read().decode(errors="replace").strip().splitlines()
         self.close()
         lines = "\n".join(f"  {line}" for line in _telling(said, _THREAD if hung else _DEATH))
         text = f"{case.subject.name}: {what}:\n{lines}"
+        if hung and self._judging:
+            return Outcome("failed", text, fatal=True, label=UNJUDGED)
         label = _HUNG if hung else ""
         return Outcome("failed", text, fatal=True, hung=hung, died=not hung, label=label)
 
@@ -220,6 +234,7 @@ class Worker:
         if self._process is None or self._process.poll() is not None:
             self.close()
             # Appending, since both processes move the one position of this file.
+            self._read = b""
             self._words = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed with the process
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "cuda_ops.testing.worker"],
@@ -238,17 +253,38 @@ class Worker:
     def _exchange(
         self, process: subprocess.Popen[bytes], message: dict[str, Any] | None, timeout: float
     ) -> dict[str, Any] | None:
-        """Sends the worker a message, if any, and returns its next line; ``None`` if too late."""
-        assert process.stdin is not None and process.stdout is not None
+        """Sends the worker a message, if any, and returns its answer; ``None`` if it says nothing
+        for so many seconds, or has ended.
+        """
+        assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             if message is not None:
                 process.stdin.write(json.dumps(message).encode() + b"\n")
                 process.stdin.flush()
-        if not select.select([process.stdout], [], [], timeout)[0]:
-            return None
-        line = process.stdout.readline()
-        answer: dict[str, Any] | None = json.loads(line) if line else None
-        return answer
+        self._judging = False
+        end = time.monotonic() + _MOST_TIMEOUTS * timeout
+        while (left := end - time.monotonic()) > 0:
+            line = self._line(process, min(timeout, left))
+            if line is None:
+                return None
+            answer: dict[str, Any] = json.loads(line)
+            if _JUDGING not in answer:
+                return answer
+            self._judging = answer[_JUDGING]
+        return None
+
+    def _line(self, process: subprocess.Popen[bytes], timeout: float) -> bytes | None:
+        """Returns the worker's next line; ``None`` if it comes too late or never."""
+        assert process.stdout is not None
+        while b"\n" not in self._read:
+            if not select.select([process.stdout], [], [], timeout)[0]:
+                return None
+            more = os.read(process.stdout.fileno(), 1 << 16)
+            if not more:
+                return None
+            self._read += more
+        line, _, self._read = self._read.partition(b"\n")
+        return line
 
 
 def environment() -> dict[str, str]:
@@ -353,11 +389,12 @@ def _main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
-    def say(outcome: Outcome) -> None:
-        answers.write(json.dumps(asdict(outcome)) + "\n")
+    def say(line: dict[str, Any]) -> None:
+        answers.write(json.dumps(line) + "\n")
         answers.flush()
 
-    say(Outcome("passed"))
+    say(asdict(Outcome("passed")))
+    progress.listen(lambda judges: say({_JUDGING: judges}))
     for line in sys.stdin:
         message = json.loads(line)
         place = message["origin"]
@@ -368,7 +405,7 @@ def _main() -> None:
             outcome = perform(by_name(message["check"]), case)
         except Exception as error:
             outcome = Outcome("failed", f"{type(error).__name__}: {error}")
-        say(outcome)
+        say(asdict(outcome))
 
 
 if __name__ == "__main__":

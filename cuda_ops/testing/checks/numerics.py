@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import torch
@@ -77,8 +78,11 @@ def numerics(case: Case) -> None:
 _HALVES = (torch.float16, torch.bfloat16)
 #: Epsilons that one rounding may be off by, and a quarter more for what float32 adds.
 _ONE_ROUNDING = 0.5 * 1.25
-#: Rows of this many sums, and sizes of core dims to choose from.
-_ROWS, _TERMS = 64, (300, 100, 40)
+#: Rows, and the terms of their sums: what one block adds up, and what kernels cut into parts. The
+#: first are used that make no more elements than ``_MOST_TERMS``, with other dims of ``_OTHERS``.
+_SHORT_SUMS = ((64, 300), (64, 100), (64, 40), (8, 300), (8, 40))
+_LONG_SUMS = ((8, 5000), (2, 5000), (1, 5000), (1, 2500))
+_MOST_TERMS, _OTHERS = 1 << 18, 5
 
 
 def _sums_in_half(op: OpSpec) -> list[Sample]:
@@ -87,19 +91,24 @@ def _sums_in_half(op: OpSpec) -> list[Sample]:
     kept = {dim for group in op.signature.outputs for dim in group.core}
     if not op.signature.outputs or all(dim in kept for dim in op.signature.names):
         return []
+    found = []
+    for dtype in _HALVES:
+        for sizes in (_SHORT_SUMS, _LONG_SUMS) if dtype in op.dtypes else ():
+            calls = (_summed(op, rows, terms, kept, dtype) for rows, terms in sizes)
+            found += [one for one in calls if one.numel <= _MOST_TERMS][:1]
+    return found
 
-    def made(dtype: torch.dtype) -> Sample:
-        sizes = (shaped(op, (_ROWS,), core=core, dtype=dtype) for core in _TERMS)
-        return next((one for one in sizes if one.numel <= _MOST), shaped(op, (_ROWS,), dtype=dtype))
 
-    return [made(dtype) for dtype in _HALVES if dtype in op.dtypes]
+def _summed(op: OpSpec, rows: int, terms: int, kept: Collection[str], dtype: torch.dtype) -> Sample:
+    core = {dim: _OTHERS if dim in kept else terms for dim in op.drawn_dims}
+    return shaped(op, (rows,), core=core, dtype=dtype)
 
 
 @check(
     "rounding",
     7,
     "sums of 16-bit numbers are rounded more than once",
-    Draw(2, listed=_sums_in_half),
+    Draw(4, listed=_sums_in_half),
 )
 def rounding(case: Case) -> None:
     """Checks that sums of 16-bit numbers are rounded once, at their end: what is added up in 16
