@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import random
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -39,13 +40,19 @@ _ROUNDS = 15
 
 
 def rounds(ways: Mapping[str, Callable[[], None]], count: int = _ROUNDS) -> dict[str, list[float]]:
-    """Returns seconds of wall time, of each way in turns, from an idle GPU to an idle GPU."""
+    """Returns seconds of wall time, of each way in turns, from an idle GPU to an idle GPU.
+
+    Each turn has an order of its own: behind one that leaves the GPU idle, it runs at a higher
+    clock than behind one that keeps it busy.
+    """
     found: dict[str, list[float]] = {name: [] for name in ways}
+    order, drawn = list(ways), random.Random(0)
     for turn in range(count + 2):
-        for name, way in ways.items():
+        drawn.shuffle(order)
+        for name in order:
             torch.cuda.synchronize()
             start = perf_counter()
-            way()
+            ways[name]()
             torch.cuda.synchronize()
             if turn >= 2:  # the first warm up
                 found[name].append(perf_counter() - start)
