@@ -216,7 +216,7 @@ def cuda_ops_kernel_samples(op: OpSpec) -> list[Sample]:
     return [
         Sample((TensorArg((rows, n), dtype), TensorArg((rows,), torch.int64, below=n)))
         for dtype in (torch.float32, torch.bfloat16)
-        for rows, n in ((300, 24), (70, 1001), (40, 5000), (2, 40_001))
+        for rows, n in ((300, 24), (70, 1000), (70, 1001), (40, 5000), (2, 40_001))
     ]
 
 

@@ -130,17 +130,16 @@ __device__ compute_t<T> logit_of(const CrossEntropy& p, const T* logits, int64_t
 }
 
 // Stores what the gradient needs of a row that is not ignored; returns its loss. `chosen` is the
-// logit of its label.
-template <class T, class C>
-__device__ double finish_row(const CrossEntropy& p, int64_t row, compute_t<T> chosen, C most, C sum,
-                             C total) {
-  const auto* logits = static_cast<const T*>(p.logits) + row * p.step;
-  const double log_sum = log(double(sum));
-  p.lse[row] = double(most) + log_sum;
+// logit of its label, and `anchor` what `sums` has less of each number in its total.
+template <class Sums, class C>
+__device__ double finish_row(const CrossEntropy& p, int64_t row, C chosen, const Sums& sums,
+                             C anchor) {
+  const double most = double(sums.most), log_sum = log(double(sums.sum));
+  p.lse[row] = most + log_sum;
   // Both less the largest logit, so that an offset of all logits costs no digits.
-  double loss = log_sum - (double(chosen) - double(most));
+  double loss = log_sum - (double(chosen) - most);
   if (p.smoothing > 0) {
-    const double mean = double(anchor_of(logits)) - double(most) + double(total) / double(p.n);
+    const double mean = double(anchor) - most + double(sums.total) / double(p.n);
     loss = (1 - p.smoothing) * loss + p.smoothing * (log_sum - mean);
   }
   return loss;
@@ -177,6 +176,15 @@ struct Losses {
 };
 
 // --- the forward ----------------------------------------------------------------
+
+// Hands the sums of a block's losses to total_kernel.
+__device__ void store_block(const CrossEntropy& p, Losses& losses) {
+  if (!p.is_total) return;
+  row_totals(losses.sums, int(blockDim.x));
+  if (threadIdx.x > 0) return;
+  p.partials[2 * int64_t(blockIdx.x)] = losses.sums[0];
+  p.partials[2 * int64_t(blockIdx.x) + 1] = losses.sums[1];
+}
 
 template <class T, bool kSmooth>
 __global__ void __launch_bounds__(kThreads, cross_entropy_resident(sizeof(T)))
@@ -216,17 +224,120 @@ __global__ void __launch_bounds__(kThreads, cross_entropy_resident(sizeof(T)))
       joined[1] = double(sums.sum);
       joined[2] = double(sums.total);
     } else {
-      const double loss =
-          is_ignored ? 0 : finish_row<T>(p, row, chosen, sums.most, sums.sum, sums.total);
+      const double loss = is_ignored ? 0 : finish_row(p, row, chosen, sums, anchor);
       losses.add<T>(p, row, is_ignored, loss);
     }
   }
-  if (parts > 1 || !p.is_total) return;
-  row_totals(losses.sums, int(blockDim.x));
-  if (threadIdx.x > 0) return;
-  p.partials[2 * int64_t(blockIdx.x)] = losses.sums[0];
-  p.partials[2 * int64_t(blockIdx.x) + 1] = losses.sums[1];
+  if (parts == 1) store_block(p, losses);
 }
+
+// --- the forward of short rows --------------------------------------------------
+
+// Joins `value` over the lanes of a row, at most 32; all of them get the result.
+template <class C, class Join>
+__device__ C joined_lanes(C value, int lanes, Join join) {
+#pragma unroll
+  for (int far = 16; far > 0; far /= 2) {
+    const C other = __shfl_xor_sync(~0u, value, far);
+    if (far < lanes) value = join(value, other);
+  }
+  return value;
+}
+
+template <class T>
+__device__ uint4 pack_of_nothing() {
+  T values[kPackOf<T>];
+  for (T& value : values) value = from_compute<T>(-infinity<compute_t<T>>());
+  uint4 pack;
+  memcpy(&pack, values, sizeof(pack));
+  return pack;
+}
+
+// The sums of a row of whole packs, of which a lane has kPacks, `lanes` apart: those from `count`
+// on are packs of nothing.
+template <class T, bool kSmooth>
+__device__ RowSums<T, kSmooth> sums_of_packs(const uint4 (&packs)[kPacks], int count, int lane,
+                                             int lanes) {
+  using C = compute_t<T>;
+  using Math = MathFor<T>;
+  constexpr int kPack = kPackOf<T>;
+  C values[kPacks][kPack];
+  RowSums<T, kSmooth> sums;
+#pragma unroll
+  for (int u = 0; u < kPacks; ++u) {
+    unpack_vector<T>(packs[u], values[u]);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+      sums.most = fmax(sums.most, values[u][i]);  // leaves NaN out
+    }
+  }
+  const auto add = [](C a, C b) { return a + b; };
+  sums.most = joined_lanes(sums.most, lanes, [](C a, C b) { return fmax(a, b); });
+  const C base = RowSums<T, kSmooth>::above_minus_infinity(sums.most);
+#pragma unroll
+  for (int u = 0; u < kPacks; ++u) {
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+      sums.sum += Math::exp(values[u][i] - base);
+      if constexpr (kSmooth) {
+        if (lane + u * lanes < count) sums.total += values[u][i] - base;
+      }
+    }
+  }
+  sums.sum = joined_lanes(sums.sum, lanes, add);
+  if constexpr (kSmooth) sums.total = joined_lanes(sums.total, lanes, add);
+  return sums;
+}
+
+// A group of lanes has rows one behind the other, and goes through as many of them as it has lanes;
+// then each lane finishes one: a logarithm in float64 takes as long for a lane as for a warp.
+template <class T, bool kSmooth>
+__global__ void __launch_bounds__(kThreads, cross_entropy_resident(sizeof(T)))
+    short_rows_kernel(const __grid_constant__ CrossEntropy p,
+                      const __grid_constant__ CrossEntropyConfig config) {
+  const int lanes = config.lanes, lane = int(threadIdx.x) % lanes;
+  const int count = int(p.n) / kPackOf<T>;
+  const int64_t group = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / lanes;
+  const int64_t begin = group * config.per_group;
+  Losses losses;
+  for (int64_t done = 0; done < config.per_group; done += lanes) {  // the same in all lanes
+    const int64_t left = config.per_group - done, first = begin + done, row = first + lane;
+    const int batch = left < lanes ? int(left) : lanes;
+    const bool is_row = lane < batch && row < p.rows;
+    const int64_t label = is_row ? p.labels[row] : p.ignore_index;
+    const bool is_read = is_row && label != p.ignore_index;
+    uint4 coming[kPacks];
+    const auto load = [&](int i) {
+      const bool is_next = __shfl_sync(~0u, is_read, i, lanes);
+      const auto* logits = static_cast<const T*>(p.logits) + (first + i) * p.step;
+#pragma unroll
+      for (int u = 0; u < kPacks; ++u) {
+        coming[u] = pack_of_nothing<T>();
+        if (!is_next || lane + u * lanes >= count) continue;
+        coming[u] = load_once(reinterpret_cast<const uint4*>(logits) + lane + u * lanes);
+      }
+    };
+    load(0);
+    const auto* own = static_cast<const T*>(p.logits) + row * p.step;
+    const auto chosen = is_read ? logit_of(p, own, label) : compute_t<T>(0);
+    RowSums<T, kSmooth> mine;
+    for (int i = 0; i < batch; ++i) {
+      uint4 present[kPacks];
+#pragma unroll
+      for (int u = 0; u < kPacks; ++u) present[u] = coming[u];
+      if (i + 1 < batch) load(i + 1);
+      const auto sums = sums_of_packs<T, kSmooth>(present, count, lane, lanes);
+      if (lane == i) mine = sums;
+    }
+    if (is_row) {
+      const auto anchor = mine.above_minus_infinity(mine.most);
+      losses.add<T>(p, row, !is_read, is_read ? finish_row(p, row, chosen, mine, anchor) : 0);
+    }
+  }
+  store_block(p, losses);
+}
+
+// --- the forward, joined --------------------------------------------------------
 
 constexpr int kFinishThreads = 1024;
 
@@ -267,8 +378,9 @@ __global__ void __launch_bounds__(kFinishThreads)
     const bool is_ignored = label == p.ignore_index;
     double loss = 0;
     if (!is_ignored) {
-      const auto chosen = logit_of(p, static_cast<const T*>(p.logits) + row * p.step, label);
-      loss = finish_row<T>(p, row, chosen, sums.most, sums.sum, sums.total);
+      const auto* logits = static_cast<const T*>(p.logits) + row * p.step;
+      const auto chosen = logit_of(p, logits, label);
+      loss = finish_row(p, row, chosen, sums, anchor_of(logits));
     }
     losses.add<T>(p, row, is_ignored, loss);
   }
@@ -369,6 +481,9 @@ cudaError_t softmax_cross_entropy_launch(const CrossEntropy& p, cudaStream_t str
     if (p.rows > 0) {
       auto* kernel =
           p.smoothing > 0 ? cross_entropy_kernel<T, true> : cross_entropy_kernel<T, false>;
+      if (config.per_group > 0) {
+        kernel = p.smoothing > 0 ? short_rows_kernel<T, true> : short_rows_kernel<T, false>;
+      }
       kernel<<<unsigned(config.blocks), config.threads, 0, stream>>>(p, config);
       if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
     }

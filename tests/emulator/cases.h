@@ -109,6 +109,8 @@ inline void compare(const char* what, const std::vector<double>& got,
     double squares = 0;
     for (size_t i = begin; i < begin + row_length; ++i) squares += wanted[i] * wanted[i];
     const double scale = std::sqrt(squares / double(row_length));
+    // Beside an infinity any error would be small.
+    if (!std::isfinite(scale)) fail("%s: a row of what is expected is not finite", what);
     for (size_t i = begin; i < begin + row_length; ++i) {
       double error = std::fabs(got[i] - wanted[i]);
       if (std::isnan(error)) error = INFINITY;  // NaN compares with nothing, the next one either

@@ -42,7 +42,7 @@ constexpr int kCrossEntropyPacks = 4;  // that a thread loads at once, of 16 byt
 constexpr int kCrossEntropyThreads = 256;
 constexpr int kCrossEntropyMostBlocks = 1 << 15;  // else they take several rows
 
-// How many blocks an SM has at least.
+// How many blocks of kCrossEntropyThreads an SM has at least.
 constexpr int cross_entropy_resident(int64_t size) { return size == 8 ? 2 : 3; }
 
 namespace detail {
@@ -52,15 +52,24 @@ inline int64_t packs_of(const CrossEntropy& p) {
   return (p.n + pack - 1) / pack;
 }
 
+// Whether every row is whole aligned packs.
+inline bool is_packs(const CrossEntropy& p) {
+  const int64_t size = size_of(p.dtype);
+  const auto is_even = [](int64_t bytes) { return bytes % 16 == 0; };
+  return is_even(p.n * size) && (p.rows < 2 || is_even(p.step * size)) &&
+         is_even(int64_t(reinterpret_cast<uintptr_t>(p.logits)));
+}
+
 }  // namespace detail
 
 // Lanes share a row. Where there are few long rows, several blocks do, and a second kernel joins
-// their parts.
+// their parts. Where a warp or less has a row, it has several, and loads each of them at once.
 struct CrossEntropyConfig {
   int threads = 0, lanes = 0;
   int64_t parts = 1;
-  int64_t per_part = 0;  // elements
-  int64_t blocks = 0;    // of the first kernel
+  int64_t per_part = 0;   // elements
+  int64_t per_group = 0;  // rows one behind the other, of the lanes of a row; 0 for rows in steps
+  int64_t blocks = 0;     // of the first kernel
 
   int rows() const { return threads / lanes; }
 };
@@ -83,9 +92,13 @@ inline CrossEntropyConfig cross_entropy_config(const CrossEntropy& p, const Devi
   }
   const int64_t blocks = ceil_div(p.rows, config.rows());
   // A block of short rows that stays asks for the next labels early, and adds up more losses.
-  const int64_t most = config.rows() > 1 ? device.sms * cross_entropy_resident(size_of(p.dtype))
-                                         : kCrossEntropyMostBlocks;
+  const int64_t resident =
+      cross_entropy_resident(size_of(p.dtype)) * (kCrossEntropyThreads / config.threads);
+  const int64_t most = config.rows() > 1 ? device.sms * resident : kCrossEntropyMostBlocks;
   config.blocks = config.parts * (blocks < most ? blocks : most);
+  if (config.lanes <= 32 && detail::is_packs(p)) {
+    config.per_group = ceil_div(p.rows, config.blocks * config.rows());
+  }
   return config;
 }
 
