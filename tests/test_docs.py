@@ -292,7 +292,7 @@ def test_cpp_blocks_and_marked_ones_are_excerpts(path: Path, language: str) -> N
 
 
 def test_type_table_is_that_of_the_headers() -> None:
-    text = (REPO / "src" / "utils" / "manifest.h").read_text(encoding="utf-8")
+    text = (REPO / "src" / "utils" / "entry.h").read_text(encoding="utf-8")
     type_name = r'struct SchemaType<([^{]+)> \{\s*static constexpr const char\* name = "(.+?)"'
     known = re.findall(type_name, text)
     after = BINDING.read_text(encoding="utf-8").partition("| schema | C++ |")[2]
@@ -352,10 +352,10 @@ UNNAMED = {
 }  # fmt: skip
 VOCABULARY = (
     "binding.h", "by_torch.h", "checks.h", "compose.h", "division.cuh", "division.h", "dtype.cuh",
-    "dtype.h", "elementwise.h", "foreach/foreach_binding.h", "gelu_by_torch.h", "launch.h",
-    "layout.h", "manifest.h", "math.cuh", "names.h", "narrow.cuh", "narrow.h", "overlap.h",
-    "points.h", "points_binding.h", "ptx/warp.cuh", "random.cuh", "random.h", "random_binding.h",
-    "rows/rows_binding.h", "strided.h", "tensor.h", "workspace.h",
+    "dtype.h", "elementwise.h", "entry.h", "foreach/foreach_binding.h", "gelu_by_torch.h",
+    "launch.h", "layout.h", "manifest.h", "math.cuh", "names.h", "narrow.cuh", "narrow.h",
+    "overlap.h", "points.h", "points_binding.h", "ptx/warp.cuh", "random.cuh", "random.h",
+    "random_binding.h", "rows/rows_binding.h", "strided.h", "tensor.h", "workspace.h",
 )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from cuda_ops.build.advice import dev_command
 from cuda_ops.build.discovery import illegal_name
 from cuda_ops.derive.checks import names_text
 from cuda_ops.dispatch.check_rules import MOST_NAMES, Rules, rules_of
@@ -127,7 +128,8 @@ def open_library(path: Path, stem: str, namespace: str = HOME) -> Library:
     if manifest["format"] != FORMAT:
         raise ManifestError(
             f"{stem}: {path.name}: expected a manifest of format {FORMAT}, got "
-            f"{manifest['format']}: another version of cuda_ops built it; build it again"
+            f"{manifest['format']}: another version of cuda_ops built it; "
+            f"run {dev_command()} {stem}"
         )
     if manifest["namespace"] != namespace:
         raise ManifestError(

@@ -1,6 +1,6 @@
 """The types of a schema beside those of the C++ functions: which there are, and whether they agree.
 
-``src/utils/manifest.h`` lists the same ones (``SchemaType``).
+``src/utils/entry.h`` lists the same ones (``SchemaType``).
 """
 
 from __future__ import annotations

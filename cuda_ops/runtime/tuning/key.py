@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from cuda_ops.build import provenance
+from cuda_ops.build.advice import dev_command
 from cuda_ops.errors import NotTunedError
 from cuda_ops.runtime.tuning.choices import Key
 from cuda_ops.runtime.tuning.knobs import size_bits
@@ -34,7 +35,9 @@ def key_of(spec: OpSpec, library: Path, inputs: Sequence[Any], offered: Candidat
         )
     made, where = made_from(library), device_and_driver()
     if made is None:
-        raise ValueError(f"tune: {library.name} does not say what it was made from; build it again")
+        raise ValueError(
+            f"tune: {library.name} does not say what it was made from; run {dev_command()}"
+        )
     if where is None:
         raise ValueError("tune: expected visible GPUs of one kind, got several; choose by "
                          "CUDA_VISIBLE_DEVICES")  # fmt: skip
