@@ -313,16 +313,16 @@ FAULTS = {
         "attention_hopper.cuh",
     ),
     "attention: a stage of the gradient is released too early": Fault(
-        "wgmma_wait<1>();  // the weights, and the sums of the stage before",
-        "if (FAULT) wgmma_wait<2>(); else wgmma_wait<1>();",
+        "wgmma_wait<kHasGrads ? 1 : 0>();  // the weights, and the sums of the stage before",
+        "if (FAULT) wgmma_wait<kHasGrads ? 2 : 1>(); else wgmma_wait<kHasGrads ? 1 : 0>();",
         "late",
         "grad_[qkv] is wrong",
         "attention_hopper_gradient.cuh",
     ),
     "attention: the gradient's weights of the stage before": Fault(
-        "wgmma_wait_after(total, -scale, barriers);\n        wgmma_wait<0>();",
+        "wgmma_wait_after(total, -scale, barriers);\n          wgmma_wait<0>();",
         "wgmma_wait_after(total, -scale, barriers);\n"
-        "        if (FAULT) wgmma_wait<1>(); else wgmma_wait<0>();",
+        "          if (FAULT) wgmma_wait<1>(); else wgmma_wait<0>();",
         "late",
         "grad_[qkv] is wrong",
         "attention_hopper_gradient.cuh",

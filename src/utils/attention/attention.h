@@ -153,25 +153,37 @@ bool attention_fits_hopper(const Problem& p, DeviceInfo device) {
          attention_rows_fit_hopper(p.heads, p.shape, 2, p.shape.keys, p.v_step);
 }
 
-// The gradient owns rows of one side, and those of the other side come `stream()` at a time, two
-// operands of each. D beyond 128 has too many sums.
+// What a kernel of the gradient adds up. It owns rows of queries or of keys, and those of the other
+// side come `stream()` at a time, two operands of each. D of 256 has too many sums for both of keys
+// and of values, which then have a kernel each.
+enum class AttentionSums { kOfQueries, kOfKeys, kOfValues, kOfKeysAndValues };
+
 struct AttentionHopperGradientTile {
   int dim;
-  bool of_keys;
+  AttentionSums sums;
 
-  static constexpr int kElement = 2, kMostDim = 128;
-  constexpr int stream() const { return of_keys && dim == 128 ? 32 : 64; }
-  constexpr int own_bytes() const { return kHopperRows * dim * kElement; }   // of one operand
+  static constexpr int kElement = 2;
+  constexpr bool owns_keys() const { return sums != AttentionSums::kOfQueries; }
+  // The gradient of values needs weights alone, not their gradients.
+  constexpr bool has_grads() const { return sums != AttentionSums::kOfValues; }
+  constexpr bool has_values() const {
+    return sums == AttentionSums::kOfValues || sums == AttentionSums::kOfKeysAndValues;
+  }
+  constexpr int stream() const {
+    return (dim == 256 && has_grads()) || (dim == 128 && owns_keys()) ? 32 : 64;
+  }
+  constexpr int own_bytes() const { return kHopperRows * dim * kElement; }  // of one operand
+  constexpr int all_own_bytes() const { return (has_grads() ? 2 : 1) * own_bytes(); }
   constexpr int operand_bytes() const { return stream() * dim * kElement; }  // of a stage
-  constexpr int stages() const { return stream() == 32 ? 4 : 2; }
+  constexpr int stages() const { return stream() == 64 ? 2 : dim == 256 ? 3 : 4; }
   constexpr int shared_bytes() const {
-    return kHopperSwizzle + 2 * own_bytes() + 2 * stages() * operand_bytes() +
+    return kHopperSwizzle + all_own_bytes() + 2 * stages() * operand_bytes() +
            8 * (2 + 2 * stages());
   }
 };
 
 inline bool attention_fits_hopper_gradient(const AttentionGradient& p, DeviceInfo device) {
-  return p.shape.dim <= AttentionHopperGradientTile::kMostDim && attention_fits_hopper(p, device) &&
+  return attention_fits_hopper(p, device) &&
          attention_rows_fit_hopper(p.heads, p.shape, 3, p.shape.queries, p.grad_step);
 }
 

@@ -1,4 +1,4 @@
-// The gradient of attention on Hopper: the two kernels of attention_gradient.cuh, built as that of
+// The gradient of attention on Hopper: the kernels of attention_gradient.cuh, built as that of
 // attention_hopper.cuh. A consumer starts the scores of the next rows and the gradients of their
 // weights, and turns scores into weights while the tensor cores do the second.
 #pragma once
@@ -8,7 +8,7 @@
 
 namespace cuda_ops {
 
-template <class T, int kDim, bool kOfKeys>
+template <class T, int kDim, AttentionSums kSums>
 __global__ void __launch_bounds__(kHopperThreads, 1)
     attention_hopper_gradient_kernel(const __grid_constant__ TensorMap map_q,
                                      const __grid_constant__ TensorMap map_k,
@@ -17,7 +17,9 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
                                      const __grid_constant__ AttentionMoves<4> moves,
                                      const __grid_constant__ AttentionGradient p, int64_t tiles) {
 #ifdef CUDA_OPS_HOPPER_ATTENTION
-  constexpr AttentionHopperGradientTile kTile{kDim, kOfKeys};
+  constexpr AttentionHopperGradientTile kTile{kDim, kSums};
+  constexpr bool kOfKeys = kTile.owns_keys();
+  constexpr bool kHasGrads = kTile.has_grads(), kHasValues = kTile.has_values();
   constexpr int kStream = kTile.stream(), kStages = kTile.stages(), kColumnBlocks = kDim / 64;
   constexpr uint32_t kOwnBox = 64 * kSwizzleBytes;
   constexpr int kStageBytes = 2 * kTile.operand_bytes();
@@ -31,9 +33,9 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
 
   extern __shared__ uint8_t shared[];
   const uint32_t memory = (shared_address(shared) + 1023) & ~1023u;
-  const uint32_t stages = memory + 2 * kTile.own_bytes();
+  const uint32_t stages = memory + kTile.all_own_bytes();
   const uint32_t barriers = stages + kStages * kStageBytes;
-  AttentionRing own_rows_of_tile{memory, barriers, barriers + 8, 2 * kTile.own_bytes(), 1};
+  AttentionRing own_rows_of_tile{memory, barriers, barriers + 8, kTile.all_own_bytes(), 1};
   AttentionRing ring{stages, barriers + 16, barriers + 16 + 8 * kStages, kStageBytes, kStages};
   const int group = uniform(int(threadIdx.x) / 128), lane = int(threadIdx.x) % 32;
 
@@ -71,13 +73,15 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
         const AttentionBoxes<4> boxes(moves, p.heads, place.head);
         const uint32_t own_full = own_rows_of_tile.full;
         own_rows_of_tile.wait_empty();
-        mbarrier_arrive_and_expect(own_full, uint32_t(2 * kTile.own_bytes()));
+        mbarrier_arrive_and_expect(own_full, uint32_t(kTile.all_own_bytes()));
         for (int i = 0; i < kHopperConsumers; ++i) {
           const uint32_t to = memory + i * kColumnBlocks * kOwnBox;
           const int64_t row = place.first + 64 * i;
           boxes.template load_rows<kDim>(own_scores, kOwnScores, to, own_full, row, 64);
-          boxes.template load_rows<kDim>(own_grads, kOwnGrads, to + kTile.own_bytes(), own_full,
-                                         row, 64);
+          if constexpr (kHasGrads) {
+            boxes.template load_rows<kDim>(own_grads, kOwnGrads, to + kTile.own_bytes(), own_full,
+                                           row, 64);
+          }
         }
         own_rows_of_tile.advance();
 #pragma unroll 1
@@ -120,18 +124,16 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
         }
       }
       float weights[kStream / 2], grads[kStream / 2];
-      float sums[kDim / 2];                     // of grad_q or grad_k
-      float of_values[kOfKeys ? kDim / 2 : 1];  // of grad_v
-      uint32_t left[kStream / 16][4], left_of_values[kOfKeys ? kStream / 16 : 1][4];
-#pragma unroll
-      for (int i = 0; i < kDim / 2; ++i) sums[i] = 0;
-#pragma unroll
-      for (int i = 0; i < (kOfKeys ? kDim / 2 : 1); ++i) of_values[i] = 0;
+      float sums[kDim / 2] = {};       // of grad_q or grad_k
+      float of_values[kDim / 2] = {};  // of grad_v
+      uint32_t left[kStream / 16][4], left_of_values[kStream / 16][4];
 
       const auto wait_for_sums = [&] {
-        wgmma_fence_sums(sums);
-        wgmma_fence_sums(left);
-        if constexpr (kOfKeys) {
+        if constexpr (kHasGrads) {
+          wgmma_fence_sums(sums);
+          wgmma_fence_sums(left);
+        }
+        if constexpr (kHasValues) {
           wgmma_fence_sums(of_values);
           wgmma_fence_sums(left_of_values);
         }
@@ -153,10 +155,12 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
         const uint32_t stage = uint32_t(uniform(int(ring.at())));
         begin_product<T, kDim, kStream>(own, stage, weights);
         wgmma_commit();
-        begin_product<T, kDim, kStream>(own + kTile.own_bytes(), stage + kTile.operand_bytes(),
-                                        grads);
-        wgmma_commit();
-        wgmma_wait<1>();  // the weights, and the sums of the stage before
+        if constexpr (kHasGrads) {
+          begin_product<T, kDim, kStream>(own + kTile.own_bytes(), stage + kTile.operand_bytes(),
+                                          grads);
+          wgmma_commit();
+        }
+        wgmma_wait<kHasGrads ? 1 : 0>();  // the weights, and the sums of the stage before
         wgmma_fence_sums(weights);
         wait_for_sums();
         if (other > place.begin) previous.release();
@@ -168,9 +172,11 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
           weights[i] = Coarse::power(weights[i] * scale - of_lse[which]);
           total += weights[i];
         }
-        wgmma_wait_after(total, -scale, barriers);
-        wgmma_wait<0>();
-        wgmma_fence_sums(grads);
+        if constexpr (kHasGrads) {
+          wgmma_wait_after(total, -scale, barriers);
+          wgmma_wait<0>();
+          wgmma_fence_sums(grads);
+        }
         const bool all_seen = kOfKeys ? !shape.causal || first + 63 <= other
                                       : shape.seen_from(other, first, kStream) == kStream;
         if (!all_seen) {
@@ -189,17 +195,19 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
             }
           }
         }
-        if constexpr (kOfKeys) pack_left<T, kStream>(weights, left_of_values);
+        if constexpr (kHasValues) pack_left<T, kStream>(weights, left_of_values);
+        if constexpr (kHasGrads) {
 #pragma unroll
-        for (int i = 0; i < kStream / 2; ++i) {
-          const int which = kOfKeys ? i / 4 * 2 + i % 2 : i / 2 % 2;
-          grads[i] = weights[i] * (grads[i] - of_delta[which]);
+          for (int i = 0; i < kStream / 2; ++i) {
+            const int which = kOfKeys ? i / 4 * 2 + i % 2 : i / 2 % 2;
+            grads[i] = weights[i] * (grads[i] - of_delta[which]);
+          }
+          pack_left<T, kStream>(grads, left);
         }
-        pack_left<T, kStream>(grads, left);
-        if constexpr (kOfKeys) {
+        if constexpr (kHasValues) {
           add_product<T, kDim, kStream>(left_of_values, stage + kTile.operand_bytes(), of_values);
         }
-        add_product<T, kDim, kStream>(left, stage, sums);
+        if constexpr (kHasGrads) add_product<T, kDim, kStream>(left, stage, sums);
         wgmma_commit();
         previous = ring;
         ring.advance();
@@ -220,9 +228,11 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
 #pragma unroll
         for (int j = 0; j < kDim / 8; ++j) {
           const int to = 8 * j + lane % 4 * 2, from = 4 * j + 2 * half;
-          store_neighbors(result(kOfKeys ? 1 : 0), to, shape.dim, sums[from] * by,
-                          sums[from + 1] * by);
-          if constexpr (kOfKeys) {
+          if constexpr (kHasGrads) {
+            store_neighbors(result(kOfKeys ? 1 : 0), to, shape.dim, sums[from] * by,
+                            sums[from + 1] * by);
+          }
+          if constexpr (kHasValues) {
             store_neighbors(result(2), to, shape.dim, of_values[from], of_values[from + 1]);
           }
         }
@@ -232,30 +242,37 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
 #endif
 }
 
-// Both kernels; delta is there.
+// All kernels; delta is there.
 template <class T, int kDim>
 cudaError_t launch_attention_hopper_gradient(const AttentionGradient& p, cudaStream_t stream) {
-  const auto run = [&](auto of_keys) {
-    constexpr AttentionHopperGradientTile kTile{kDim, decltype(of_keys)::value};
+  const auto run = [&](auto sums) {
+    constexpr AttentionHopperGradientTile kTile{kDim, sums.value};
+    constexpr bool kOfKeys = kTile.owns_keys();
+    constexpr int kOfKeysBox = kOfKeys ? 64 : kTile.stream();
+    constexpr int kOfQueriesBox = kOfKeys ? kTile.stream() : 64;
     AttentionMoves<4> moves{};
     TensorMap q, k, v, grad;
-    const int of_keys_box = kTile.of_keys ? 64 : kTile.stream();
-    const int of_queries_box = kTile.of_keys ? kTile.stream() : 64;
     const auto map = [&](TensorMap& made, int input, int64_t rows, int64_t step, int box) {
       return attention_map<T>(made, moves, p, input, rows, step, box);
     };
-    cudaError_t error = map(q, 0, p.shape.queries, p.q_step, of_queries_box);
-    if (error == cudaSuccess) error = map(k, 1, p.shape.keys, p.k_step, of_keys_box);
-    if (error == cudaSuccess) error = map(v, 2, p.shape.keys, p.v_step, of_keys_box);
-    if (error == cudaSuccess) error = map(grad, 3, p.shape.queries, p.grad_step, of_queries_box);
+    cudaError_t error = map(q, 0, p.shape.queries, p.q_step, kOfQueriesBox);
+    if (error == cudaSuccess) error = map(k, 1, p.shape.keys, p.k_step, kOfKeysBox);
+    if (error == cudaSuccess) error = map(v, 2, p.shape.keys, p.v_step, kOfKeysBox);
+    if (error == cudaSuccess) error = map(grad, 3, p.shape.queries, p.grad_step, kOfQueriesBox);
     if (error != cudaSuccess) return error;
-    return run_hopper_attention(attention_hopper_gradient_kernel<T, kDim, decltype(of_keys)::value>,
-                                kTile.shared_bytes(), p.heads.numel,
-                                kTile.of_keys ? p.shape.keys : p.shape.queries, p.shape.causal,
-                                stream, q, k, v, grad, moves, p);
+    return run_hopper_attention(
+        attention_hopper_gradient_kernel<T, kDim, sums.value>, kTile.shared_bytes(), p.heads.numel,
+        kOfKeys ? p.shape.keys : p.shape.queries, p.shape.causal, stream, q, k, v, grad, moves, p);
   };
-  const cudaError_t error = run(std::true_type{});
-  return error == cudaSuccess ? run(std::false_type{}) : error;
+  using Sums = AttentionSums;
+  cudaError_t error;
+  if constexpr (kDim == 256) {
+    error = run(std::integral_constant<Sums, Sums::kOfKeys>{});
+    if (error == cudaSuccess) error = run(std::integral_constant<Sums, Sums::kOfValues>{});
+  } else {
+    error = run(std::integral_constant<Sums, Sums::kOfKeysAndValues>{});
+  }
+  return error == cudaSuccess ? run(std::integral_constant<Sums, Sums::kOfQueries>{}) : error;
 }
 
 }  // namespace cuda_ops

@@ -76,8 +76,7 @@ inline cudaError_t launch_attention_gradient(const AttentionGradient& p, cudaStr
       if (error != cudaSuccess) return error;
     }
     return detail::visit_head_dim(p.shape.dim, [&](auto dim) {
-      if constexpr (sizeof(T) == 2 &&
-                    decltype(dim)::value <= AttentionHopperGradientTile::kMostDim) {
+      if constexpr (sizeof(T) == 2) {
         if (attention_fits_hopper_gradient(p, current_device())) {
           return launch_attention_hopper_gradient<T, decltype(dim)::value>(p, stream);
         }
