@@ -86,6 +86,62 @@ def test_sizes_stay_within_the_ranges_of_an_operator(described: Callable[..., Su
     assert shaped(within, (2,), core=5).args[0].shape == (2, 9, 6)
 
 
+@pytest.mark.parametrize("is_right", [True, False])
+@pytest.mark.parametrize("dtypes", [[torch.complex128], [torch.float64, torch.complex128]])
+def test_gradients_of_complex_numbers_are_compared(
+    described: Callable[..., Subject], dtypes: list[torch.dtype], is_right: bool
+) -> None:
+    """Real numbers would not show a factor that should be conjugate."""
+
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = ctx.saved_tensors
+        return grad * y.conj(), grad * (x.conj() if is_right else x)
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    with torch.library._scoped_library("given", "FRAGMENT") as library:
+        schema, line = "f(Tensor x, Tensor y) -> Tensor", "(),()->()"
+        subject = described(schema, torch.mul, line, dtypes=dtypes, differentiable=True)
+        torch.library.register_autograd("given::f", backward, setup_context=keep, lib=library)
+        entry = _checked(subject, "gradcheck")
+    assert entry.passed is is_right, entry
+    assert is_right or "wrong for complex numbers" in entry.detail
+
+
+@pytest.mark.parametrize("fault", ["", "forward", "backward"])
+def test_a_formula_that_changes_far_from_zero_is_compared_there(
+    described: Callable[..., Subject], fault: str
+) -> None:
+    """Most numbers that are drawn at random are below 4."""
+
+    def forward(x: torch.Tensor, beta: float) -> torch.Tensor:
+        x = torch.where(x > 20, x + 0.1, x) if fault == "forward" else x
+        return torch.nn.functional.softplus(x, beta)
+
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (x,), beta = ctx.saved_tensors, ctx.beta
+        linear = (x if fault == "backward" else beta * x) > 20
+        return torch.where(linear, grad, grad * torch.sigmoid(beta * x)), None
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.beta = inputs[1]
+
+    betas = st.builds(
+        lambda n, beta, seed: Sample((TensorArg((n,), torch.float64), beta), "normal", seed),
+        st.integers(1, 20), st.sampled_from((0.1, 0.5, 1.0)), st.integers(0, 99),
+    )  # fmt: skip
+    with torch.library._scoped_library("given", "FRAGMENT") as library:
+        subject = described(
+            "f(Tensor x, float beta) -> Tensor", forward, strategy=betas, differentiable=True
+        )
+        subject = replace(subject, reference=torch.nn.functional.softplus)
+        torch.library.register_autograd("given::f", backward, setup_context=keep, lib=library)
+        assert _checked(subject, "numerics").passed is (fault != "forward")
+        assert _checked(subject, "gradient_edges").passed is not (fault == "backward")
+
+
 @pytest.mark.parametrize("chunk", [None, 64, 1024])
 def test_partial_sums_in_16_bits_are_found(
     described: Callable[..., Subject], chunk: int | None
@@ -103,6 +159,20 @@ def test_partial_sums_in_16_bits_are_found(
     entry = _checked(replace(subject, reference=lambda x: x.mean(-2)), "rounding")
     assert entry.passed is (chunk is None), entry
     assert entry.passed or entry.label == by_name("rounding").title
+
+
+def test_a_fake_is_compared_where_sizes_do_not_divide_as_those_of_samples(
+    described: Callable[..., Subject],
+) -> None:
+    """Thirds of rows, rounded up in the kernel; samples all leave one of three over."""
+    with torch.library._scoped_library("given", "FRAGMENT") as library:
+        samples = st.integers(1, 9).map(lambda n: Sample((TensorArg((3 * n + 1,)),)))
+        subject = described(
+            "f(Tensor x) -> Tensor", lambda x: x[::3].clone(), strategy=samples,
+        )  # fmt: skip
+        library.impl("f", lambda x: x.new_empty(x.shape[0] // 3 + 1), "Meta")
+        entry = _checked(replace(subject, reference=lambda x: x[::3]), "registration")
+    assert entry.passed is False and "the fake says" in entry.detail, entry
 
 
 def test_a_list_of_tensors_is_made_and_compared(

@@ -13,6 +13,7 @@ import torch
 from cuda_ops.testing.arguments import each, in_order, spread
 from cuda_ops.testing.compare import (
     is_floating,
+    is_inexact,
     least_epsilon,
     reduction_length,
     results,
@@ -79,17 +80,18 @@ class Case:
     def arguments(self) -> tuple[Any, ...]:
         return self.sample.make(self.device)
 
-    def leaves(self, *, even_refused: bool = False) -> tuple[Any, ...]:
-        """Returns the arguments, floating ones as contiguous leaves. Those with a declared gradient
-        ask for one; with ``even_refused`` all do.
+    def leaves(self, *, even_refused: bool = False, even_complex: bool = False) -> tuple[Any, ...]:
+        """Returns the arguments, floating ones as contiguous leaves, with ``even_complex`` complex
+        ones too. Those with a declared gradient ask for one; with ``even_refused`` all do.
         """
+        has_gradient = is_inexact if even_complex else is_floating
         having = None if even_refused else self.subject.differentiable
         changed = self.subject.op.written  # torch changes no leaf that asks for a gradient
         if changed and self.subject.gradient == "none":
             having = ()
 
         def leaf(i: int, value: Any) -> Any:
-            if not is_floating(value):
+            if not has_gradient(value):
                 return value
             return value.clone(memory_format=torch.contiguous_format).requires_grad_(
                 (having is None or i in having) and i not in changed

@@ -275,7 +275,7 @@ def describe(
         reference: a slow, obvious function of CPU tensors, floating ones in float64.
         dtypes: the dtypes that its tensor arguments may have.
         strategy: inputs to draw, as the hook ``cuda_ops_samples`` gives them.
-        differentiable: whether a floating operator claims a gradient.
+        differentiable: whether a floating or complex operator claims a gradient.
         autocast: the policy that it claims; ``None`` claims that autocast changes nothing.
         sharding: its DTensor rule, as for ``register_sharding``.
         claims: what else it promises, or does not.
@@ -299,13 +299,13 @@ def describe(
         strategy = samples.strategy(op)
     if strategy is None:
         raise ValueError(f"{name}: give a signature line, or a strategy for its arguments")
-    floating = any(dtype.is_floating_point for dtype in dtypes)
+    inexact = any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
     file = sys._getframe(1).f_globals.get("__file__")  # a notebook has none
     subject = Subject(
         op=op,
         strategy=strategy,
         reference=reference,
-        gradient="declared" if differentiable and floating else "none",
+        gradient="declared" if differentiable and inexact else "none",
         differentiable=None,
         autocast=autocast,
         vmap=op.is_composite or has_kernel(name, "FuncTorchBatched"),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Values = Literal[
     "normal", "large", "tiny", "special", "equal",
     "largest", "smallest", "infinite", "negative_infinite", "all_infinite",
-    "all_negative_infinite", "cancelling", "whole", "zeros", "far_mean",
+    "all_negative_infinite", "cancelling", "whole", "zeros", "far_mean", "wide",
 ]  # fmt: skip
 #: What is drawn for all arguments of a sample. The other values are for single arguments: two
 #: numbers next to the largest one add up to infinity in any order but one.
@@ -99,6 +99,8 @@ def _fill(
             return integers(most // 2, most - 1).to(dtype)
         if values == "tiny":
             return integers(0, 1).to(dtype)
+        if values == "wide":
+            return integers(max(limits.min, -1000), min(most, 1000)).to(dtype)
         if values == "special":
             edges = torch.tensor([limits.min, most, 0, 1])
             return edges[integers(0, 3)].to(dtype)
@@ -116,6 +118,9 @@ def _fill(
         normal *= info.tiny
     if values == "far_mean":  # of which a variance is lost in the mean of squares
         normal += 1000
+    if values == "wide":  # sizes from 0.01 to 1000: on either side of where a formula changes
+        sizes = 10 ** (5 * torch.rand(shape, generator=generator, dtype=torch.float64) - 2)
+        normal = normal.sign() * sizes
     if values == "whole":  # many zeros, of either sign, and equal numbers
         normal = (1.5 * normal).round()
     if values == "special":

@@ -1,4 +1,6 @@
-"""Class 7: gradients at zeros and between equal numbers, where finite differences tell nothing."""
+"""Class 7: gradients at zeros and between equal numbers, where finite differences tell nothing, and
+far from both.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ _POINTS, _STEP = 64, 1e-6
 _TOLERATED = 1e-4
 
 
-def _whole(sample: Sample) -> Sample:
-    return sample.with_tensors(lambda arg: arg, "whole")
+def _edges(sample: Sample) -> Sample:
+    """Returns the sample with small whole numbers, or with numbers of all sizes."""
+    return sample.with_tensors(lambda arg: arg, "wide" if sample.seed % 3 == 0 else "whole")
 
 
 def no_other_gradient(subject: Subject, device: str) -> str:
@@ -38,13 +41,14 @@ def no_other_gradient(subject: Subject, device: str) -> str:
     return without_float64(subject, device)
 
 
-@check("gradient_edges", 7, "the gradient is wrong at zeros or equal numbers",
-       Draw(8, range(1, 41), torch.float64, floating=True, adapt=_whole), quick=True,
+@check("gradient_edges", 7, "the gradient is wrong at zeros, equal or large numbers",
+       Draw(12, range(1, 41), torch.float64, floating=True, adapt=_edges), quick=True,
        excuse=no_other_gradient)  # fmt: skip
 def gradient_edges(case: Case) -> None:
-    """Compares the gradient with the reference's, which torch derives, for small whole numbers:
-    many are 0, and many are equal. At a kink any number between the gradients around it will do,
-    as long as those of equal numbers add up to what theirs do.
+    """Compares the gradient with the reference's, which torch derives, for small whole numbers, of
+    which many are 0 and many are equal, and for sizes from 0.01 to 1000. At a kink any number
+    between the gradients around it will do, as long as those of equal numbers add up to what theirs
+    do.
     """
     compare_gradients(case)
 

@@ -72,11 +72,11 @@ def gradient_declared(case: Case) -> None:
             assert found is not None, f"'{name}' gets no gradient, and there is no error"
 
 
-def rows(op: OpSpec) -> list[Sample]:
+def rows(op: OpSpec, dtype: torch.dtype = torch.float64) -> list[Sample]:
     """Returns calls with several rows, since a gradient may be their sum, and with each optional
     tensor left out. Drawn samples of so few elements mostly have one row.
     """
-    whole = shaped(op, (2, 3), core=2, dtype=torch.float64)
+    whole = shaped(op, (2, 3), core=2, dtype=dtype)
     optional = [i for i, a in enumerate(sampled_arguments(op)) if str(a.type) == "Optional[Tensor]"]
     without = [tuple(None if i == k else v for k, v in enumerate(whole.args)) for i in optional]
     return [whole, *broadcast_over(op, whole), *(replace(whole, args=args) for args in without)]
@@ -85,15 +85,35 @@ def rows(op: OpSpec) -> list[Sample]:
 #: Returns the derivatives of one result, which a number tells, with regard to one of the leaves.
 Jacobian = Callable[[Case, tuple[Any, ...], int, torch.Tensor], torch.Tensor]
 #: Other errors of gradcheck name an output and an input too, but not for a wrong number.
-_MISMATCH = r"^Jacobian .*\bmismatch for output (\d+) with respect to input (\d+)$"
+_MISMATCH = (
+    r"^(?:While considering .* only, )?Jacobian .*\bmismatch "
+    r"for output (\d+) with respect to input (\d+)$"
+)
+
+
+def _rows_of_each(op: OpSpec) -> list[Sample]:
+    """Returns rows of complex numbers too, where the operator takes them, and real ones if so."""
+    wide = [d for d in (torch.float64, torch.complex128) if d in op.dtypes] or [torch.float64]
+    return [sample for dtype in wide for sample in rows(op, dtype)]
+
+
+def _without_wide(subject: Subject, device: str) -> str:
+    if torch.complex128 in subject.op.dtypes:
+        return without_gradient(subject, device)
+    return without_float64(subject, device)
 
 
 @check("gradcheck", None, "the gradient is wrong",
-       Draw(3, range(1, 41), torch.float64, floating=True, beside=rows), quick=True,
-       excuse=without_float64)  # fmt: skip
+       Draw(3, range(1, 41), torch.float64, floating=True, beside=_rows_of_each), quick=True,
+       excuse=_without_wide)  # fmt: skip
 def gradcheck(case: Case) -> None:
-    """Compares the gradient with finite differences, in float64."""
-    compare_with_differences(case, defined(case, case.leaves()), _by_rows)
+    """Compares the gradient with finite differences, in float64 and, where the operator takes it,
+    in complex128.
+    """
+    leaves = case.leaves(even_complex=True)
+    if not wanting(leaves):
+        raise NotRunError("no argument that asks for a gradient")
+    compare_with_differences(case, defined(case, leaves), _by_rows)
 
 
 def compare_with_differences(

@@ -23,7 +23,7 @@ _TOLERATED = 4
 
 def _edges(sample: Sample) -> Sample:
     """Returns the sample with anything but ordinary values, in contiguous tensors."""
-    values = "special" if sample.values == "normal" else sample.values
+    values = "wide" if sample.values == "normal" else sample.values
     return replace(plain(sample), values=values)
 
 
@@ -68,8 +68,8 @@ def _each_at_an_end(op: OpSpec) -> list[Sample]:
 @check("numerics", 7, "wrong for edge values, such as NaN, infinities or zeros",
        Draw(adapt=_edges, beside=_each_at_an_end), quick=True)  # fmt: skip
 def numerics(case: Case) -> None:
-    """Compares signed zeros, infinities, NaN, denormals, huge, equal values with the reference;
-    then each argument alone at the ends of its dtype.
+    """Compares signed zeros, infinities, NaN, denormals, huge, equal values, and sizes from 0.01 to
+    1000, with the reference; then each argument alone at the ends of its dtype.
     """
     far = any(arg.values == "far_mean" for arg in case.sample.tensors)
     _agrees(case, _TOLERATED if far else 1)
@@ -79,10 +79,13 @@ _HALVES = (torch.float16, torch.bfloat16)
 #: Epsilons that one rounding may be off by, and a quarter more for what float32 adds.
 _ONE_ROUNDING = 0.5 * 1.25
 #: Rows, and the terms of their sums: what one block adds up, and what kernels cut into parts. The
-#: first are used that make no more elements than ``_MOST_TERMS``, with other dims of ``_OTHERS``.
+#: first are used that make no more elements than ``_MOST_TERMS``.
 _SHORT_SUMS = ((64, 300), (64, 100), (64, 40), (8, 300), (8, 40))
 _LONG_SUMS = ((8, 5000), (2, 5000), (1, 5000), (1, 2500))
-_MOST_TERMS, _OTHERS = 1 << 18, 5
+_MOST_TERMS = 1 << 18
+#: Sizes of other dims: rows of whole vectors, and rows that begin anywhere.
+_WHOLE, _ODD = 8, 5
+_SUMS = ((_WHOLE, _SHORT_SUMS), (_ODD, _SHORT_SUMS), (_WHOLE, _LONG_SUMS))
 
 
 def _sums_in_half(op: OpSpec) -> list[Sample]:
@@ -93,14 +96,16 @@ def _sums_in_half(op: OpSpec) -> list[Sample]:
         return []
     found = []
     for dtype in _HALVES:
-        for sizes in (_SHORT_SUMS, _LONG_SUMS) if dtype in op.dtypes else ():
-            calls = (_summed(op, rows, terms, kept, dtype) for rows, terms in sizes)
+        for other, sizes in _SUMS if dtype in op.dtypes else ():
+            calls = (_summed(op, rows, terms, kept, other, dtype) for rows, terms in sizes)
             found += [one for one in calls if one.numel <= _MOST_TERMS][:1]
-    return found
+    return list(dict.fromkeys(found))
 
 
-def _summed(op: OpSpec, rows: int, terms: int, kept: Collection[str], dtype: torch.dtype) -> Sample:
-    core = {dim: _OTHERS if dim in kept else terms for dim in op.drawn_dims}
+def _summed(
+    op: OpSpec, rows: int, terms: int, kept: Collection[str], other: int, dtype: torch.dtype
+) -> Sample:
+    core = {dim: other if dim in kept else terms for dim in op.drawn_dims}
     return shaped(op, (rows,), core=core, dtype=dtype)
 
 
@@ -108,7 +113,7 @@ def _summed(op: OpSpec, rows: int, terms: int, kept: Collection[str], dtype: tor
     "rounding",
     7,
     "sums of 16-bit numbers are rounded more than once",
-    Draw(4, listed=_sums_in_half),
+    Draw(6, listed=_sums_in_half),
 )
 def rounding(case: Case) -> None:
     """Checks that sums of 16-bit numbers are rounded once, at their end: what is added up in 16

@@ -84,17 +84,21 @@ def registration(case: Case) -> None:
 
 
 def _longer(sample: Sample) -> list[Sample]:
-    """Returns the sample with its largest size one larger, wherever a tensor has it, and so with
-    the next one: what must be equal stays so.
+    """Returns the sample with its largest size up to three larger, wherever a tensor has it, and so
+    with the next one: what must be equal stays so.
     """
     if any(arg.distinct for arg in sample.tensors):  # there are no more places to be at
         return []
 
-    def longer(arg: TensorArg, size: int) -> TensorArg:
-        return replace(arg, shape=tuple(n + (n == size) for n in arg.shape))
+    def longer(arg: TensorArg, size: int, by: int) -> TensorArg:
+        return replace(arg, shape=tuple(n + by * (n == size) for n in arg.shape))
 
     sizes = sorted({n for arg in sample.tensors for n in arg.shape if n > 1})
-    return [sample.with_tensors(partial(longer, size=size)) for size in sizes[-2:]]
+    return [
+        sample.with_tensors(partial(longer, size=size, by=by))
+        for size in sizes[-2:]
+        for by in (1, 2, 3)
+    ]
 
 
 def _writes_nothing(subject: Subject, device: str) -> str:
