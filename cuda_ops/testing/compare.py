@@ -465,8 +465,8 @@ def errors(
             by, ends = doubts[i]
             if allowed.dim() > by.dim():
                 by, ends = by.unsqueeze(-1), ends.unsqueeze(-1)
-            # What nearly overflows may do so on the way.
-            over = ~e.isfinite() | (e.abs() > most / _NEARLY)
+            # What nearly overflows may do so on the way, and so may sizes that add up to as much.
+            over = ~e.isfinite() | (e.abs() > most / _NEARLY) | (magnitude > most)
             same |= ends & ~a.isfinite() & over
             allowed = allowed + torch.where(by.isfinite(), by, 0.0)
         # Each number that is added up may have been taken for 0, as atomic additions do.

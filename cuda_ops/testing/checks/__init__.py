@@ -10,7 +10,7 @@ from cuda_ops.testing.case import Check
 from cuda_ops.testing.checks.abi import abi
 from cuda_ops.testing.checks.alignment import alignment
 from cuda_ops.testing.checks.autocast import autocast
-from cuda_ops.testing.checks.boundaries import boundaries, tails
+from cuda_ops.testing.checks.boundaries import boundaries, limits_elsewhere, tails
 from cuda_ops.testing.checks.bounds import bounds, indices
 from cuda_ops.testing.checks.by_torch import by_torch
 from cuda_ops.testing.checks.checkpoint import checkpoint
@@ -81,6 +81,7 @@ CHECKS: tuple[Check, ...] = (
     launches,
     boundaries,
     tails,
+    limits_elsewhere,
     far_strides,
     far_rows,
     many_elements,

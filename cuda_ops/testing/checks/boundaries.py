@@ -10,12 +10,14 @@ import torch
 
 from cuda_ops.testing.case import Case, NotRunError, called, check
 from cuda_ops.testing.checks.bounds import check_bounds
+from cuda_ops.testing.checks.devices import moved
 from cuda_ops.testing.checks.large import TOLERATED
 from cuda_ops.testing.compare import deviation
 from cuda_ops.testing.device_events import DeviceEvent, device_events
 from cuda_ops.testing.draw import Draw, follows_line
 from cuda_ops.testing.samples import LARGEST_NUMEL, Sample
 from cuda_ops.testing.sizes import resizable, resized, shaped
+from cuda_ops.testing.subject import Subject
 
 #: Sizes of a dim for which launches are looked at, and the size of every other core dim.
 _LOOKS, _OTHERS = (300, 3000), 5
@@ -48,6 +50,26 @@ def tails(case: Case) -> None:
     problems have tails of their own.
     """
     _at_limits(case, check_bounds)
+
+
+def _without_another(subject: Subject, device: str) -> str:
+    return "" if torch.cuda.device_count() > 1 else "there is one GPU"
+
+
+@check("limits_elsewhere", 9, "wrong device", Draw(1, range(1, 4097)), devices=("cuda",),
+       excuse=_without_another)  # fmt: skip
+def limits_elsewhere(case: Case) -> None:
+    """Calls the sizes of ``boundaries`` on device 1 once they were called on device 0: what a
+    kernel must be allowed once a device, as much shared memory, may be allowed on the first alone.
+    """
+
+    def compare(at_limit: Case) -> None:
+        args = at_limit.arguments()
+        expected = at_limit.call(*args)
+        actual = at_limit.call(*moved(args, torch.device("cuda:1")))
+        at_limit.same(actual, expected, "on cuda:1 after cuda:0")
+
+    _at_limits(case, compare)
 
 
 def _at_limits(case: Case, examine: Callable[[Case], None]) -> None:

@@ -38,16 +38,20 @@ def devices(case: Case) -> None:
             raise AssertionError(f"'{name}' on the CPU and the rest on {home} is not refused")
     if torch.cuda.device_count() > 1:
         other = torch.device("cuda:1")
-        elsewhere = [v.to(other) if isinstance(v, torch.Tensor) else v for v in args]
-        elsewhere = [other if isinstance(v, torch.device) else v for v in elsewhere]
         with torch.cuda.device(0):
-            actual = case.call(*elsewhere)
+            actual = case.call(*moved(args, other))
             torch.cuda.synchronize("cuda:1")
         for k, output in enumerate(actual):
             assert output.device.index == 1, f"inputs on cuda:1, output {k} on {output.device}"
         case.same(actual, expected, "on cuda:1 while cuda:0 is current")
     elif len(at) < 2:
         raise NotRunError("one tensor and one GPU: only the device of the outputs was looked at")
+
+
+def moved(args: Sequence[Any], other: torch.device) -> list[Any]:
+    """Returns the arguments on another device."""
+    given = [v.to(other) if isinstance(v, torch.Tensor) else v for v in args]
+    return [other if isinstance(v, torch.device) else v for v in given]
 
 
 def _devices(args: Sequence[Any]) -> list[torch.device]:
