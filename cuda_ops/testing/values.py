@@ -120,9 +120,9 @@ def _fill(
         normal += 1000
     if values == "wide":  # sizes from 0.01 to 1000: on either side of where a formula changes
         # In float16 to 32, as with large ones: products of two still add up.
-        low, high = -2.0, math.log10(min(1000.0, 2 * info.max**0.25))
+        lower, upper = -2.0, math.log10(min(1000.0, 2 * info.max**0.25))
         drawn = torch.rand(shape, generator=generator, dtype=torch.float64)
-        normal = normal.sign() * 10 ** (low + (high - low) * drawn)
+        normal = normal.sign() * 10 ** (lower + (upper - lower) * drawn)
     if values == "whole":  # many zeros, of either sign, and equal numbers
         normal = (1.5 * normal).round()
     if values == "special":
