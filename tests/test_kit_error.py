@@ -16,6 +16,7 @@ from cuda_ops.testing.checks import by_name
 from cuda_ops.testing.report import CheckEntry
 from cuda_ops.testing.sizes import shaped
 from cuda_ops.testing.subject import Subject
+from cuda_ops.testing.values import make_tensor
 from cuda_ops.testing.worker import UNJUDGED
 
 
@@ -107,6 +108,28 @@ def test_gradients_of_complex_numbers_are_compared(
         entry = _checked(subject, "gradcheck")
     assert entry.passed is is_right, entry
     assert is_right or "wrong for complex numbers" in entry.detail
+
+
+def test_numbers_of_which_some_are_equal_are_compared(described: Callable[..., Subject]) -> None:
+    """The last of the largest in place of the first, as a join of lanes may leave it."""
+
+    def last(x: torch.Tensor) -> torch.Tensor:
+        # Where the first number is among the largest, it wins: all equal ones show nothing.
+        n = x.shape[-1]
+        at = n - 1 - x.flip(-1).argmax(-1)
+        return torch.where(x[..., 0] == x.amax(-1), torch.zeros_like(at), at)
+
+    subject = described("f(Tensor x) -> Tensor", last, "(n)->()", dtypes=[torch.float32])
+    entry = _checked(replace(subject, reference=lambda x: x.argmax(-1)), "numerics")
+    assert entry.passed is False and "the result differs" in entry.detail, entry
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_nan_comes_in_the_bits_of_a_gpu_too(dtype: torch.dtype) -> None:
+    seeded = torch.Generator().manual_seed(0)
+    x = make_tensor(TensorArg((400,), dtype), "special", seeded, torch.device("cpu"))
+    bits = x[x.isnan()].view({2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize])
+    assert len(bits.unique()) == 2 and torch.iinfo(bits.dtype).max in bits
 
 
 @pytest.mark.parametrize("fault", ["", "forward", "backward"])

@@ -142,4 +142,16 @@ def _fill(
     if values == "cancelling" and shape:
         half = shape[-1] // 2
         normal[..., half : 2 * half] = -normal[..., :half]
-    return normal.to(dtype)
+    made = normal.to(dtype)
+    if values == "special" and dtype in _BITS:
+        # A GPU makes the NaN whose bits are all ones but for the sign; torch.nan has one more.
+        bits = made.view(_BITS[dtype])
+        bits[made.isnan() & (integers(0, 1) == 1)] = torch.iinfo(bits.dtype).max
+    return made
+
+
+#: Integers as wide as a floating dtype, whose largest is a NaN there.
+_BITS = {
+    torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32,
+    torch.float64: torch.int64,
+}  # fmt: skip

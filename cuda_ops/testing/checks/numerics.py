@@ -44,13 +44,13 @@ _CORES, _MOST = (64, 32, 16, 8), 1 << 16
 
 def _each_at_an_end(op: OpSpec) -> list[Sample]:
     """Returns calls in which one tensor in turn holds some infinities of one sign, nothing else,
-    numbers next to the smallest, next to the largest, zeros, halves of rows that cancel, or a mean
-    far from zero.
+    numbers next to the smallest, next to the largest, zeros, halves of rows that cancel, a mean far
+    from zero, or small whole numbers, of which some are equal.
 
     Sums of the largest numbers depend on their order, so those are for elementwise operators alone.
     """
     kinds: tuple[Values, ...] = ("infinite", "negative_infinite", "smallest", "zeros",
-                                 "all_infinite", "all_negative_infinite")  # fmt: skip
+                                 "all_infinite", "all_negative_infinite", "whole")  # fmt: skip
     kinds += ("largest",) if is_elementwise(op) else ("cancelling", "far_mean")
     sizes = (shaped(op, (3, 7), core=core) for core in _CORES)
     ordinary = next((sample for sample in sizes if sample.numel <= _MOST), shaped(op, (3, 7)))
@@ -69,7 +69,7 @@ def _each_at_an_end(op: OpSpec) -> list[Sample]:
        Draw(adapt=_edges, beside=_each_at_an_end), quick=True)  # fmt: skip
 def numerics(case: Case) -> None:
     """Compares signed zeros, infinities, NaN, denormals, huge, equal values, and sizes from 0.01 to
-    1000, with the reference; then each argument alone at the ends of its dtype.
+    1000, with the reference; then each argument alone at the ends of its dtype, and with ties.
     """
     far = any(arg.values == "far_mean" for arg in case.sample.tensors)
     _agrees(case, _TOLERATED if far else 1)
