@@ -144,7 +144,7 @@ def _fill(
         normal[..., half : 2 * half] = -normal[..., :half]
     made = normal.to(dtype)
     if values == "special" and dtype in _BITS:
-        # A GPU makes the NaN whose bits are all ones but for the sign; torch.nan has one more.
+        # A GPU makes the NaN whose bits are all ones but for the sign, torch.nan is another one.
         bits = made.view(_BITS[dtype])
         bits[made.isnan() & (integers(0, 1) == 1)] = torch.iinfo(bits.dtype).max
     return made

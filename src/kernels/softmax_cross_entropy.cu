@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kThreads, cross_entropy_resident(sizeof(T)))
     const C anchor = kSmooth && is_read ? anchor_of(logits) : C(0);
     const bool is_whole = is_row && !is_ignored && parts == 1;
     const C chosen = is_whole ? logit_of(p, logits, label) : C(0);
-    auto sums = scan<T, kSmooth>(logits + begin, is_read ? n : 0, anchor, lane, lanes);
+    auto sums = sums_of_row<T, kSmooth>(logits + begin, is_read ? n : 0, anchor, lane, lanes);
     sums.join(lanes);
     if (lane > 0 || !is_row) continue;
     if (parts > 1) {

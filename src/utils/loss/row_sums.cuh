@@ -68,8 +68,8 @@ struct RowSums {
 
 // Adds up `n` neighbors. The next packs are on their way while the present ones are added.
 template <class T, bool kSmooth>
-__device__ RowSums<T, kSmooth> scan(const T* row, int64_t n, compute_t<T> anchor, int lane,
-                                    int lanes) {
+__device__ RowSums<T, kSmooth> sums_of_row(const T* row, int64_t n, compute_t<T> anchor, int lane,
+                                           int lanes) {
   using C = compute_t<T>;
   constexpr int kPack = kPackOf<T>;
   RowSums<T, kSmooth> sums;
