@@ -94,3 +94,13 @@ def test_a_number_beside_the_tensors_multiplies_roundings() -> None:
         assert (deviation(subject, sample, off) <= 1) == passes
         wrong = expected + 1e-9 * expected.abs().max()  # as float32 would make it
         assert deviation(subject, sample, wrong) > 1
+
+
+def test_a_factor_of_0_inside_makes_nan_of_an_infinity_and_a_sum_does_not() -> None:
+    sample = Sample((TensorArg((40, 3), torch.float64, values="infinite"),))
+    for name in ("cosines", "sum"):
+        subject = described()[f"{good_ops.LIBRARY.ns}::{name}"]
+        found = subject.op.overload(*sample.make())
+        assert deviation(subject, sample, found) <= 1
+        compensated = torch.where(found.isinf(), torch.nan, found)
+        assert deviation(subject, sample, compensated) > 1

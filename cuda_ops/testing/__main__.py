@@ -101,6 +101,8 @@ def _report(arguments: argparse.Namespace) -> int:
     stopped = False
     with output.stdout_for_json(arguments.json):
         reports = read_junit(*arguments.junit) if arguments.junit else []
+        for report in reports:
+            _print_failures(report)
         if not arguments.junit:
             try:
                 for report in _checked(arguments, _names(arguments.ops)):
@@ -112,13 +114,15 @@ def _report(arguments: argparse.Namespace) -> int:
         print(json.dumps([report.as_json() for report in reports], indent=2))
     else:
         print(markdown(reports), end="")
-    for report in reports:
-        for failure in report.failures:
-            print(f"{report.op}\n{failure}", file=sys.stderr)
     if stopped:
         print(f"interrupted; operators checked: {len(reports)}", file=sys.stderr)
         return output.INTERRUPTED
     return int(not reports or not all(report.passed for report in reports))
+
+
+def _print_failures(report: CheckReport) -> None:
+    for failure in report.failures:
+        print(f"{report.op}\n{failure}", file=sys.stderr, flush=True)
 
 
 def _checked(arguments: argparse.Namespace, names: Sequence[str]) -> Iterator[CheckReport]:
@@ -136,6 +140,7 @@ def _checked(arguments: argparse.Namespace, names: Sequence[str]) -> Iterator[Ch
                 verdict = ", ".join(failure.name for failure in report.failures)
                 verdict = f"FAILED {verdict}" if verdict else "passed"
                 print(f"checked {report.op}: {verdict}", file=sys.stderr, flush=True)
+                _print_failures(report)  # at once: a run may take an hour, or be killed
                 yield report
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)

@@ -280,7 +280,12 @@ def deviation(
     finite = all(value.isfinite().all() for value in tensors(wide) if is_inexact(value))
     ends_alike |= subject.claims.rounds_between and finite
     try:
-        doubts = _doubts(subject, wide, actual, expected, ends_alike)
+
+        def reference(values: list[Any]) -> Sequence[Any]:
+            found = expected_results(subject, values)
+            return without_hidden(subject.op, actual, found)[1]
+
+        doubts = _doubts(subject.op, reference, wide, actual, expected, ends_alike)
         if length > 1 and magnitude <= _NOTHING * largest(tensors(sizes)):
             # Equal numbers cancel as their sizes do, and not where every other one is 0.
             apart = [each(lambda v: _every_other(v) if is_inexact(v) else v, v) for v in sizes]
@@ -304,8 +309,12 @@ class Doubt(NamedTuple):
     ends: torch.Tensor
 
 
+_Reference = Callable[[list[Any]], Sequence[Any]]
+
+
 def _doubts(
-    subject: Subject,
+    op: OpSpec,
+    reference: _Reference,
     wide: list[Any],
     actual: Sequence[Any],
     expected: Sequence[Any],
@@ -314,23 +323,26 @@ def _doubts(
     """Returns what each of the reference's results leaves open, as far as three more runs of it
     tell: with arguments that are one rounding away, one half of them and then the other, for
     results as wide as its own; and with 1 for each infinity, since what rounds to 0 makes NaN of an
-    infinity, and what nearly does makes an infinity. With ``ends_alike`` all ends are open. What
-    was rounded before may be multiplied by a number beside the tensors.
+    infinity, and what nearly does makes an infinity, as do :func:`_zero_factors`. With
+    ``ends_alike`` all ends are open. What was rounded before may be multiplied by a number beside
+    the tensors.
     """
     tamed = [each(lambda v: _tamed(v) if is_inexact(v) else v, value) for value in wide]
-    at_one = expected_results(subject, tamed)
+    at_one = reference(tamed)
     size = largest(at_one)
-    named = zip(sampled_arguments(subject.op), wide, strict=False)
+    named = zip(sampled_arguments(op), wide, strict=False)
     factors = [abs(value) for one, value in named if str(one.real_type) == "float"]
     multiplied = size * min(_MOST_MULTIPLIED, max(filter(math.isfinite, factors), default=0.0))
     found = []
     moved = [
-        expected_results(subject, [each(partial(_one_rounding_away, first), v) for v in wide])
-        for first in (0, 1)
+        reference([each(partial(_one_rounding_away, first), v) for v in wide]) for first in (0, 1)
     ]
-    for a, e, near, one in zip(actual, expected, zip(*moved, strict=True), at_one, strict=True):
+    open_ends = [torch.tensor(ends_alike)] * len(expected)
+    zeros = open_ends if ends_alike else _zero_factors(op, reference, wide) or open_ends
+    near_all = zip(*moved, strict=True)
+    for a, e, near, one, zero in zip(actual, expected, near_all, at_one, zeros, strict=True):
         by = torch.zeros(e.shape, dtype=torch.float64)
-        ends = torch.full_like(by, ends_alike, dtype=torch.bool)
+        ends = torch.zeros(e.shape, dtype=torch.bool) | zero
         if is_inexact(e) and is_inexact(a):
             if a.dtype == e.dtype:
                 changes = [(numbers(n) - numbers(e)).abs().nan_to_num(0.0, 0.0) for n in near]
@@ -342,6 +354,41 @@ def _doubts(
     return found
 
 
+def _zero_factors(op: OpSpec, reference: _Reference, wide: list[Any]) -> list[torch.Tensor]:
+    """Tells where results multiply some infinity by a number that is 0 but for rounding, such as
+    the cosine of a quarter turn: 0 makes NaN of it, and 6e-17 an infinity. Returns nothing where
+    they do not.
+
+    Only a linear function of one tensor has such factors inside. Calls of the reference with 1 at
+    one core place, and 0 elsewhere, show them, and one with all of these that it is linear.
+    """
+    found = [i for i, value in enumerate(wide) if is_inexact(value)]
+    if op.signature is None or len(found) != 1 or not wide[found[0]].isinf().any():
+        return []
+    (at,) = found
+    x = wide[at]
+    loop = x.dim() - len(op.signature.inputs[op.tensor_positions.index(at)].core)
+    core = math.prod(x.shape[loop:])
+    places = x.isinf().reshape(-1, core).any(0).nonzero().flatten()[:_MOST_PLACES]
+
+    def with_ones(where: torch.Tensor) -> list[torch.Tensor]:
+        ones = torch.zeros(x.numel() // core, core, dtype=x.dtype)
+        ones[:, where] = 1
+        return [
+            numbers(one) for one in reference([*wide[:at], ones.view(x.shape), *wide[at + 1 :]])
+        ]
+
+    by_place = [with_ones(place) for place in places]
+    factors = [torch.stack(some) for some in zip(*by_place, strict=True)]
+    least = _NOTHING * largest(factors)
+    sums = zip(factors, with_ones(places), strict=True)
+    if not all(torch.allclose(some.sum(0), total, 0.0, least * core) for some, total in sums):
+        return []
+    return [(some.abs() <= least).any(0) for some in factors]
+
+
+#: How many core places of infinities are looked at.
+_MOST_PLACES = 64
 #: What rounding in float64 leaves of numbers that cancel, relative to them.
 _NOTHING = 1e-12
 #: How many times smaller than the largest number a result may be that overflows on the way.
