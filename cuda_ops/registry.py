@@ -562,9 +562,11 @@ def function(key: str) -> Callable[..., Any]:
         namespace, name = apart(key)
         overload: Callable[..., Any] = getattr(getattr(torch.ops, namespace), name).default
         return overload
-    registry().public(key)
     operator = registry().loaded(key)
-    assert operator is not None, f"{key} is no native operator"
+    if operator is None:
+        registry().public(key)  # which loads it, or says why not
+        operator = registry().loaded(key)
+        assert operator is not None, f"{key} is no native operator"
     return operator.direct
 
 

@@ -232,18 +232,34 @@ def _any_conjugated(tensors: Sequence[torch.Tensor]) -> bool:
     return any(map(torch.Tensor.is_conj, tensors))
 
 
+def is_undisturbed(*tensors: torch.Tensor) -> bool:
+    """Says whether a function of these tensors may call kernels, or a node of autograd's graph,
+    without asking the dispatcher for itself: no mode, transform, trace or profiler has a say, and
+    they have memory and nothing else to them.
+    """
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._is_tracing()
+        or torch.autograd.profiler._is_profiler_enabled
+        or not _PLAIN.issuperset(map(type, tensors))
+        or _is_wrapper(*tensors)
+    )
+
+
 def _is_wrapper(*tensors: torch.Tensor | None) -> bool:
     """Tells whether one of the tensors wraps another one or a batch and so has no memory of its
     own, as functionalize, vmap and batched gradients leave behind. Its type does not show it; the
     dispatcher can handle it.
     """
     functorch = torch._C._functorch
-    return any(
-        torch._is_functional_tensor(tensor)
-        or functorch.is_functorch_wrapped_tensor(tensor)
-        or functorch.is_legacy_batchedtensor(tensor)
-        for tensor in tensors
-        if tensor is not None
+    given = [tensor for tensor in tensors if tensor is not None]
+    return (
+        any(map(torch._is_functional_tensor, given))
+        or any(map(functorch.is_functorch_wrapped_tensor, given))
+        or any(map(functorch.is_legacy_batchedtensor, given))
     )
 
 

@@ -7,6 +7,7 @@ import mmap
 import os
 import secrets
 import struct
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -35,6 +36,10 @@ _LOOKS = 100
 _PATIENCE, _LONGEST_PAUSE, _BETWEEN_SIGNS = 1e-3, 1e-3, 0.5
 
 
+#: Rows whose form is kept.
+_MOST_KEPT = 1024
+
+
 class Gone(Exception):  # noqa: N818  # an agreement makes a RuntimeError of it
     """A rank has given up, has ended or did not come."""
 
@@ -48,7 +53,14 @@ class Board:
         self._file, self._memory = file, memory  # the file is locked as long as it is open
         self._rank, self._size = rank, size
         self._row = struct.Struct(f"@{width + 1}q")
+        # A row is handled as one large number: a loop over its words takes the host many times as
+        # long. These have 1, and all bits of a tag, in each word.
+        self._ones = self._as_one([1] * (width + 1))
+        self._tags = _TAGS * self._ones
         self._calls = 0
+        #: Rows as they are written, without tags, by their numbers, and the other way round.
+        self._rows: dict[tuple[int, ...], int] = {}
+        self._numbers: dict[int, tuple[int, ...]] = {}
 
     @staticmethod
     def of(group: Any, width: int) -> Board | None:
@@ -86,13 +98,32 @@ class Board:
             raise
 
     def _write(self, call: int, numbers: Sequence[int]) -> None:
-        words = [number << _TAG_BITS | _tag(call) for number in (*numbers, 0)]
-        self._row.pack_into(self._memory, self._place(call, self._rank), *words)
+        key = tuple(numbers)
+        if (row := self._rows.get(key)) is None:
+            row = self._as_one([number << _TAG_BITS for number in (*key, 0)])
+            _keep(self._rows, key, row)
+        place = self._place(call, self._rank)
+        tagged = row | _tag(call) * self._ones
+        self._memory[place : place + self._row.size] = tagged.to_bytes(
+            self._row.size, sys.byteorder
+        )
 
     def _read(self, call: int, rank: int, seconds: float) -> tuple[int, ...]:
-        tag, place = _tag(call), self._place(call, rank)
+        tag, place = _tag(call) * self._ones, self._place(call, rank)
+        row = self._look(place, tag)
+        if row is None:
+            row = self._awaited(rank, place, tag, seconds)
+        if (found := self._numbers.get(row)) is None:
+            words = self._row.unpack(row.to_bytes(self._row.size, sys.byteorder))
+            found = tuple([word >> _TAG_BITS for word in words[:-1]])
+            _keep(self._numbers, row, found)
+        if found[0] == _GONE:
+            raise Gone
+        return found
+
+    def _awaited(self, rank: int, place: int, tag: int, seconds: float) -> int:
         start = sign = time.monotonic()
-        while (words := self._look(place, tag)) is None:
+        while (row := self._look(place, tag)) is None:
             now = time.monotonic()
             if now - start > seconds:
                 raise Gone
@@ -102,17 +133,18 @@ class Board:
                 if self._has_ended(rank) and self._look(place, tag) is None:
                     raise Gone
             time.sleep(min(_LONGEST_PAUSE, (now - start) / 4) if now - start > _PATIENCE else 0)
-        found = tuple([word >> _TAG_BITS for word in words[:-1]])
-        if found[0] == _GONE:
-            raise Gone
-        return found
+        return row
 
-    def _look(self, place: int, tag: int) -> tuple[int, ...] | None:
+    def _look(self, place: int, tag: int) -> int | None:
+        """Returns a row without its tags once all of them are these."""
         for _ in range(_LOOKS):
-            words = self._row.unpack_from(self._memory, place)
-            if words[-1] & _TAGS == tag and all(word & _TAGS == tag for word in words):
-                return words
+            row = int.from_bytes(self._memory[place : place + self._row.size], sys.byteorder)
+            if row & self._tags == tag:
+                return row ^ tag
         return None
+
+    def _as_one(self, words: Sequence[int]) -> int:
+        return int.from_bytes(self._row.pack(*words), sys.byteorder)
 
     def _place(self, call: int, rank: int) -> int:
         return _PROOF_BYTES + (call % 2 * self._size + rank) * self._row.size
@@ -127,6 +159,12 @@ class Board:
             return False
         fcntl.lockf(self._file, fcntl.LOCK_UN, 1, rank)
         return True
+
+
+def _keep(table: dict[Any, Any], key: Any, value: Any) -> None:
+    if len(table) >= _MOST_KEPT:
+        table.clear()
+    table[key] = value
 
 
 def _tag(call: int) -> int:

@@ -62,6 +62,8 @@ class Memory:
         self.device, self._timeout = device, int(seconds * 1000)
         self._boxes: dict[str, _Box] = {}
         self._known: dict[Any, Any] = {}
+        #: What callers keep for as long as the boxes are these.
+        self._kept: dict[Any, Any] = {}
         #: Boxes that a graph writes to, which stay as long as this.
         self._captured: dict[int, _Box] = {}
         #: How much of a box the chunks of this turn take up so far.
@@ -91,6 +93,7 @@ class Memory:
         sizes = {name: max(count, self._bytes_of(name) * 5 // 4) for name, count in wanted.items()}
         self._boxes.clear()
         self._known.clear()
+        self._kept.clear()
         # Not of torch's allocator, which would keep what this needs.
         torch.cuda.empty_cache()
         # torch makes multicast memory too, which nothing here uses and some machines do not have.
@@ -108,6 +111,16 @@ class Memory:
 
     def _bytes_of(self, name: str) -> int:
         return self._boxes[name].bytes if name in self._boxes else 0
+
+    def kept(self, key: Any) -> Any:
+        """Returns what was kept under a key since the boxes are these; else ``None``."""
+        return self._kept.get(key)
+
+    def keep(self, key: Any, value: Any) -> None:
+        """Keeps something until boxes grow, or much else was kept."""
+        if len(self._kept) >= _MOST_KNOWN:
+            self._kept.clear()
+        self._kept[key] = value
 
     def begin_all_gather(
         self, parts: Sequence[torch.Tensor], most: int, chunk: int = 0, aside: bool = False
@@ -140,7 +153,7 @@ class Memory:
         """Returns where a kernel of the current stream may write rows of this rank, ``each`` at
         every rank, and where the rows of all ranks lie here once :meth:`begin_barrier` is over.
         """
-        self._follow(turn)
+        self.follow(turn)
         return self._places_of(turn, shaped, each, 0)
 
     def begin_barrier(self, turn: str, aside: bool = False) -> Callable[[], None]:
@@ -169,14 +182,15 @@ class Memory:
         chunk: int, aside: bool,
     ) -> Wait:  # fmt: skip
         """Copies each part, or where it has rows for all ranks its share, to this rank's places."""
-        self._follow(turn, self._aside if aside else None)
+        self.follow(turn, self._aside if aside else None)
         there, here = self._places_of(turn, shaped, each, chunk)
         with torch.cuda.stream(self._aside) if aside else contextlib.nullcontext():
             for rank in self.order:
                 for place, part in zip(there[rank], parts, strict=True):
-                    rows = part[rank * each :] if turn == RETURNED else part
-                    count = min(each, rows.shape[0])
-                    place[:count].copy_(rows[:count], non_blocking=True)
+                    rows = part[rank * each : (rank + 1) * each] if turn == RETURNED else part
+                    if rows.shape[0] < each:
+                        place = place[: rows.shape[0]]
+                    place.copy_(rows, non_blocking=True)
         over = self.begin_barrier(turn, aside)
 
         def wait() -> list[torch.Tensor]:
@@ -185,8 +199,10 @@ class Memory:
 
         return wait
 
-    def _follow(self, turn: str, stream: torch.cuda.Stream | None = None) -> None:
-        """Puts a stream, or else the current one, behind the current one and the last that sent."""
+    def follow(self, turn: str, stream: torch.cuda.Stream | None = None) -> None:
+        """Puts a stream, or else the current one, behind the current one and the last that sent:
+        before any write to what :meth:`places` returned in an earlier call.
+        """
         capturing = torch.cuda.is_current_stream_capturing()
         # A number, as it is asked twice a call: torch's object of a stream costs far more.
         handle = torch._C._cuda_getCurrentRawStream(self.device.index)
@@ -232,6 +248,7 @@ def room(shape: Sequence[int], dtype: torch.dtype) -> int:
 
 
 _memories: weakref.WeakKeyDictionary[Any, Memory | None] = weakref.WeakKeyDictionary()
+_UNKNOWN: Any = object()
 
 
 def memory_of(group: Any, device: torch.device) -> Memory | None:
@@ -239,11 +256,13 @@ def memory_of(group: Any, device: torch.device) -> Memory | None:
     or a CPU, with one GPU for two ranks, with GPUs that do not reach each other, or by
     :data:`SWITCH`. All of them make the first call together.
     """
-    if group not in _memories:
+    found: Memory | None = _memories.get(group, _UNKNOWN)
+    if found is _UNKNOWN:
         agreement = agreement_of(group)
         could = _could_share(agreement, device)
-        _memories[group] = Memory(group, device, agreement.seconds) if could else None
-    return _memories[group]
+        found = Memory(group, device, agreement.seconds) if could else None
+        _memories[group] = found
+    return found
 
 
 def is_elsewhere(group: Any, device: torch.device) -> bool:

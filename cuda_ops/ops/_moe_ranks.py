@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from cuda_ops.derive import layout
 from cuda_ops.derive.no_gradient import no_second_derivative
 from cuda_ops.dispatch import autocast
+from cuda_ops.dispatch.fast_path import is_undisturbed
 from cuda_ops.distributed import ways
 from cuda_ops.distributed.agreement import agreement_of, refusing_together
 from cuda_ops.distributed.symmetric import is_elsewhere, memory_of
@@ -27,7 +28,7 @@ from cuda_ops.ops import _moe, _moe_checks
 from cuda_ops.ops._moe_checks import refuse
 from cuda_ops.ops._moe_parallel import is_dtensor, never_empty
 from cuda_ops.ops._moe_senders import OP, Dispatch, Gather, Layout, restored, row_bytes, sender_of
-from cuda_ops.registry import function
+from cuda_ops.registry import function, registry
 
 #: Gradients as ``moe_experts_backward`` counts them, of which ranks add up the first and last.
 _X, _GATE_UP, _WEIGHTS = 1, 2, 8
@@ -101,8 +102,9 @@ _OPERATORS = (
 
 def _load() -> None:
     """Loads all operators of a call, of which one may not be built."""
-    for name in _OPERATORS:
-        function(name)
+    if torch.compiler.is_compiling() or not all(map(registry().loaded, _OPERATORS)):
+        for name in _OPERATORS:
+            function(name)
 
 
 def _on_ranks(
@@ -112,11 +114,14 @@ def _on_ranks(
     given = (x, w_gate_up, w_down, experts, weights, total, ranks.group_name)
     grad = torch.is_grad_enabled()
     wanted = _moe.wanted_bits(grad and v.requires_grad for v in (x, w_gate_up, w_down, weights))
+    direct = is_undisturbed(x, w_gate_up, w_down, experts, weights)
     out: torch.Tensor
-    if wanted:
+    if wanted and direct:
+        out = _apply(*given, wanted)
+    elif wanted:
         out = torch.ops._cuda_ops.moe_on_ranks_keep(*given, wanted)[0]
     else:
-        out = torch.ops._cuda_ops.moe_on_ranks(*given)
+        out = (_forward if direct else torch.ops._cuda_ops.moe_on_ranks)(*given)
     return out
 
 
@@ -181,20 +186,6 @@ def _check(x: Any, w_gate_up: Any, w_down: Any, **of_tokens: Any) -> None:
 # --- what all ranks know -------------------------------------------------------------------
 
 
-def _agreed(group: Any, device: torch.device, numbers: Sequence[int]) -> Layout:
-    """Returns what the ranks have, once all fit together.
-
-    Raises:
-        RuntimeError: at all ranks: they do not.
-    """
-    agreement = agreement_of(group)
-    rows = agreement.exchange(OP, numbers)
-    tokens, experts, wanted, captures, elsewhere = _fitting(tuple(map(tuple, rows)))
-    # Decided together: what one rank does alone would leave the others waiting.
-    memory = None if elsewhere else memory_of(group, device)
-    return Layout(group, agreement.rank, tokens, experts, wanted, captures, memory)
-
-
 @functools.lru_cache(maxsize=1024)
 def _fitting(
     rows: tuple[tuple[int, ...], ...],
@@ -251,17 +242,34 @@ def _known(
     x: torch.Tensor, w_down: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor,
     total: int, group: str, wanted: int,
 ) -> tuple[Layout, Way, Gather | Dispatch]:  # fmt: skip
-    """Returns what all ranks know of a call, and how it is sent."""
+    """Returns what all ranks know of a call, once all fit together, and how it is sent.
+
+    Raises:
+        RuntimeError: at all ranks: they do not.
+    """
     ranks = _named(group)
+    agreement = agreement_of(ranks)
     numbers = [
         experts.shape[0], w_down.shape[0], wanted,
         x.is_cuda and torch.cuda.is_current_stream_capturing(), is_elsewhere(ranks, x.device),
         x.shape[1], w_down.shape[2], experts.shape[1], total, _DTYPES.index(x.dtype),
         _DTYPES.index(weights.dtype), x.is_cuda, wanted > 0,
     ]  # fmt: skip
-    known = _agreed(ranks, x.device, numbers)
-    chosen = ways.way(known.tokens, known.experts, experts.shape[1], row_bytes(x))
-    return known, chosen, sender_of(known, chosen, x, experts, weights)
+    rows = tuple(map(tuple, agreement.exchange(OP, numbers)))
+    tokens, experts_of, wanted_by, captures, elsewhere = _fitting(rows)
+    # Decided together: what one rank does alone would leave the others waiting.
+    memory = None if elsewhere else memory_of(ranks, x.device)
+    chosen = ways.way(tokens, experts_of, experts.shape[1], row_bytes(x))
+    plan: tuple[Layout, Way, Gather | Dispatch] | None = None
+    if memory is not None:
+        plan = memory.kept((rows, chosen))
+    if plan is None:
+        known = Layout(agreement.rank, tokens, experts_of, wanted_by, captures, memory)
+        sent = sender_of(ranks, known, chosen, x, experts, weights)
+        plan = known, chosen, sent
+        if memory is not None and isinstance(sent, Gather) and sent.by_memory:
+            memory.keep((rows, chosen), plan)
+    return plan
 
 
 @torch.library.impl(_library, "moe_on_ranks", "CompositeExplicitAutograd")
@@ -290,11 +298,13 @@ def _forward(
     return sent.products(run, into, *arrived)
 
 
-@torch.library.impl(_library, "moe_on_ranks_keep", "CompositeExplicitAutograd")
-def _forward_kept(
+def _kept(
     x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, experts: torch.Tensor,
     weights: torch.Tensor, total: int, group: str, wanted: int,
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
+) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor | None, list[int]]:  # fmt: skip
+    """Returns the result, and what its gradient needs: tensors, the tokens that were dispatched, if
+    any were, and how many went where.
+    """
     known, _, sent = _known(x, w_down, experts, weights, total, group, wanted)
     arrived = sent.tokens(known.firsts, known.rank, experts, x, weights)
     if known.memory is not None and isinstance(sent, Gather):  # where the next tokens will lie
@@ -303,20 +313,25 @@ def _forward_kept(
     partial, kept = function("moe_experts_keep")(
         rows, never_empty(w_gate_up), never_empty(w_down), chosen, scales
     )
-    token = sent.token if isinstance(sent, Dispatch) else experts.new_empty(0)
-    counts = torch.tensor([*sent.counts(), known.wanted])
     (out,) = sent.begin_back(partial, aside=False)()
-    return out, rows, chosen, scales, kept, token, counts
+    token = sent.token if isinstance(sent, Dispatch) else None
+    return out, [rows, chosen, scales, kept], token, [*sent.counts(), known.wanted]
 
 
-@torch.library.impl(_library, "moe_on_ranks_backward", "CompositeExplicitAutograd")
-def _backward(
-    grad_out: torch.Tensor, rows: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor,
-    chosen: torch.Tensor, scales: torch.Tensor, kept: torch.Tensor, token: torch.Tensor,
-    counts: torch.Tensor, group: str, wanted: int,
+@torch.library.impl(_library, "moe_on_ranks_keep", "CompositeExplicitAutograd")
+def _forward_kept(*given: Any) -> tuple[torch.Tensor, ...]:
+    out, kept, token, counts = _kept(*given)
+    token = kept[1].new_empty(0) if token is None else token
+    return out, *kept, token, torch.tensor(counts)
+
+
+def _gradients(
+    tensors: Sequence[torch.Tensor], token: torch.Tensor | None, counts: list[int], group: str,
+    wanted: int,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    *sizes, of_all = counts.tolist()
-    sent = restored(_named(group), grad_out.shape[0], token, sizes)
+    grad_out, rows, w_gate_up, w_down, chosen, scales, kept = tensors
+    *sizes, of_all = counts
+    sent = restored(_named(group), grad_out, token, sizes)
     gate_up, down = never_empty(w_gate_up), never_empty(w_down)
     between, of_down, of_weights = function("moe_experts_backward_down")(
         sent.again(grad_out), down, chosen, scales, kept, of_all
@@ -331,10 +346,16 @@ def _backward(
     return _moe.of_wanted(
         wanted,
         next(summed) if of_all & _X else of_x,
-        of_gate_up[: w_gate_up.shape[0]],
-        of_down[: w_down.shape[0]],
+        of_gate_up if gate_up is w_gate_up else of_gate_up[:0],
+        of_down if down is w_down else of_down[:0],
         next(summed) if of_all & _WEIGHTS else of_weights,
     )
+
+
+@torch.library.impl(_library, "moe_on_ranks_backward", "CompositeExplicitAutograd")
+def _backward(*given: Any) -> tuple[torch.Tensor, ...]:
+    *tensors, token, counts, group, wanted = given
+    return _gradients(tensors, token, counts.tolist(), group, wanted)
 
 
 def _fake(x: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -384,12 +405,50 @@ def _gradient(ctx: Any, grad_out: Any, *_: Any) -> tuple[Any, ...]:
     grads = torch.ops._cuda_ops.moe_on_ranks_backward(
         grad_out, rows, w_gate_up, w_down, *others, ctx.group, ctx.wanted
     )
+    return _by_argument(grads, ctx.wanted)
+
+
+def _by_argument(grads: Sequence[torch.Tensor], wanted: int) -> tuple[Any, ...]:
+    """Returns gradients as autograd takes them, ``None`` for what none is wanted of."""
     of_x, of_gate_up, of_down, of_weights = (
-        grad if ctx.wanted & 1 << i else None for i, grad in enumerate(grads)
+        grad if wanted & 1 << i else None for i, grad in enumerate(grads)
     )
     return of_x, of_gate_up, of_down, None, of_weights, None, None, None
 
 
+class _InPython(torch.autograd.Function):
+    """What ``moe_on_ranks_keep`` and its gradient do, without the dispatcher: it takes the host as
+    long as all else.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        out, kept, token, ctx.counts = _kept(*inputs)
+        _, w_gate_up, w_down, *_ = inputs
+        ctx.group, ctx.wanted = inputs[-2:]
+        ctx.save_for_backward(w_gate_up, w_down, *kept, token)
+        ctx.set_materialize_grads(False)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad_out,) = grads
+        if grad_out is None:
+            return (None,) * 8
+        w_gate_up, w_down, rows, *kept, token = ctx.saved_tensors
+        given = grad_out, rows, w_gate_up, w_down, *kept
+        if not torch.is_grad_enabled() and is_undisturbed(*given):
+            found = _gradients(given, token, ctx.counts, ctx.group, ctx.wanted)
+        else:
+            token = kept[0].new_empty(0) if token is None else token
+            found = torch.ops._cuda_ops.moe_on_ranks_backward(
+                *given, token, torch.tensor(ctx.counts), ctx.group, ctx.wanted
+            )
+        return _by_argument(found, ctx.wanted)
+
+
+# Below checks for functorch, which `is_undisturbed` has ruled out.
+_apply: Any = super(torch.autograd.Function, _InPython).apply
 torch.library.register_fake(f"{INTERNAL}::moe_on_ranks", _fake, lib=_library)
 torch.library.register_fake(f"{INTERNAL}::moe_on_ranks_keep", _fake_kept, lib=_library)
 torch.library.register_fake(f"{INTERNAL}::moe_on_ranks_backward", _fake_backward, lib=_library)

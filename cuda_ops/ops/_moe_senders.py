@@ -26,9 +26,10 @@ OP = "cuda_ops::moe"
 
 @dataclass(frozen=True)
 class Layout:
-    """Tokens and experts by rank."""
+    """Tokens and experts by rank. It is kept as long as the memory, so it does not hold the group,
+    which would then stay for ever.
+    """
 
-    group: Any
     rank: int
     tokens: tuple[int, ...]
     experts: tuple[int, ...]
@@ -55,9 +56,18 @@ class Gather:
 
     def __init__(self, wire: Memory | Collectives, tokens: Sequence[int], own: int) -> None:
         self._wire, self._tokens, self._own, self._most = wire, tokens, own, max(tokens)
+        #: Where a kernel writes tokens and results, and where those of all ranks then lie: the same
+        #: in each call, as long as the boxes are.
+        self._gathered: tuple[list[list[torch.Tensor]], list[torch.Tensor]] | None = None
+        self._returned: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
+
+    @property
+    def by_memory(self) -> bool:
+        """Whether tokens go by memory that ranks share."""
+        return isinstance(self._wire, Memory)
 
     def counts(self) -> list[int]:
-        kind = _MEMORY if isinstance(self._wire, Memory) else _COLLECTIVES
+        kind = _MEMORY if self.by_memory else _COLLECTIVES
         return [kind, *self._tokens, *[0] * len(self._tokens)]
 
     def tokens(
@@ -69,13 +79,18 @@ class Gather:
         if not isinstance(self._wire, Memory) or len(firsts) > MOST_PARTS:
             experts, x, weights = self._wire.begin_all_gather((experts, x, weights), self._most)()
             return [experts - firsts[rank], x, weights]
-        sent = experts, filled(x, self._most), filled(weights, self._most)
-        there, here = self._wire.places(GATHERED, self._all(*sent), self._most)
+        x, weights = filled(x, self._most), filled(weights, self._most)
         order = self._wire.order
-        chosen, xs, scales = ([there[to][part] for to in order] for part in range(3))
+        if self._gathered is None:
+            shaped = self._all(experts, x, weights)
+            there, here = self._wire.places(GATHERED, shaped, self._most)
+            self._gathered = [[there[to][part] for to in order] for part in range(3)], here
+        else:
+            self._wire.follow(GATHERED)
+        (chosen, xs, scales), here = self._gathered
         counted = [firsts[to] for to in order]
         with _below_autograd():
-            function("moe_send_")(sent[1], sent[0], sent[2], counted, xs, chosen, scales)
+            function("moe_send_")(x, experts, weights, counted, xs, chosen, scales)
         self._wire.begin_barrier(GATHERED)()
         return here
 
@@ -85,11 +100,16 @@ class Gather:
         """Runs products of the rows that came, and returns this rank's sums."""
         if not isinstance(self._wire, Memory) or len(self._tokens) > MOST_PARTS:
             return self.begin_back(run(*arrived), aside=False)()[0]
-        there, (sums,) = self._wire.places(RETURNED, self._all(arrived[1]), self._most)
+        if self._returned is None:
+            there, (sums,) = self._wire.places(RETURNED, self._all(arrived[1]), self._most)
+            self._returned = [place for (place,) in there], self._by_rank(sums)
+        else:
+            self._wire.follow(RETURNED)
+        outs, by_rank = self._returned
         with _below_autograd():
-            into(*arrived, [place for (place,) in there])
+            into(*arrived, outs)
         self._wire.begin_barrier(RETURNED)()
-        return self._summed(sums)[: self._own]
+        return self._own_of(_sum(by_rank))
 
     def _all(self, *parts: torch.Tensor) -> list[Shaped]:
         """Describes parts of as many rows as all ranks have together."""
@@ -105,7 +125,7 @@ class Gather:
         sums over ranks for its own rows.
         """
         arrived = self._wire.begin_all_to_all(partials, aside=aside)
-        return lambda: [self._summed(one)[: self._own] for one in arrived()]
+        return lambda: [self._summed(one) for one in arrived()]
 
     def overlapped(
         self, chunks: int, run: Callable[..., torch.Tensor], first: int, experts: torch.Tensor,
@@ -124,16 +144,31 @@ class Gather:
             chosen, *rows = arrived()
             partial = run(chosen - first, *rows)
             going.append(self._wire.begin_all_to_all([partial], chunk, aside=True))
-        return torch.cat([self._summed(*arrived()) for arrived in going])[: self._own]
+        sums = [_sum(self._by_rank(*arrived())) for arrived in going]
+        return self._own_of(torch.cat(sums))
 
     def _summed(self, parts: torch.Tensor) -> torch.Tensor:
+        """Returns the sums over ranks for this rank's rows."""
+        return self._own_of(_sum(self._by_rank(parts)))
+
+    def _own_of(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows if self._own == self._most else rows[: self._own]
+
+    def _by_rank(self, parts: torch.Tensor) -> list[torch.Tensor]:
+        """Returns what :func:`_sum` takes."""
         ranks = len(self._tokens)
-        if ranks == 2:  # which rounds once too
-            return torch.add(*parts.chunk(2)) if len(parts) else parts.clone()
-        # Added in float32 at least, and so rounded once; without a dtype, autocast would set one.
-        return parts.view(ranks, parts.shape[0] // ranks, *parts.shape[1:]).sum(
-            0, dtype=parts.dtype
-        )
+        by_rank = parts.view(ranks, parts.shape[0] // ranks, *parts.shape[1:])
+        return [*by_rank] if ranks == 2 else [by_rank]
+
+
+def _sum(by_rank: list[torch.Tensor]) -> torch.Tensor:
+    """Adds up results of two ranks, or the first dim of those of all, in float32 at least: rounded
+    once.
+    """
+    if len(by_rank) == 2:
+        return torch.add(*by_rank)
+    # Without a dtype, autocast would set one.
+    return by_rank[0].sum(0, dtype=by_rank[0].dtype)
 
 
 class Dispatch:
@@ -149,16 +184,16 @@ class Dispatch:
         self._sent, self._received = sent, received
 
     @staticmethod
-    def of(known: Layout, experts: torch.Tensor) -> Dispatch:
+    def of(group: Any, known: Layout, experts: torch.Tensor) -> Dispatch:
         ends = torch.tensor(known.ends, device=experts.device)
         owners = torch.bucketize(experts, ends, right=True)
         goes = torch.stack([(owners == rank).any(1) for rank in range(len(known.ends))])
         to, token = goes.nonzero(as_tuple=True)  # by rank, and by token for each
         token = token.clone()  # from the middle of what torch makes, where programs expect a start
         sent = torch.bincount(to, minlength=len(known.ends)).tolist()
-        matrix = agreement_of(known.group).exchange(OP, sent)
+        matrix = agreement_of(group).exchange(OP, sent)
         received = [row[known.rank] for row in matrix]
-        return Dispatch(known.group, experts.shape[0], token, sent, received)
+        return Dispatch(group, experts.shape[0], token, sent, received)
 
     def counts(self) -> list[int]:
         return [_DISPATCH, *self._sent, *self._received]
@@ -215,12 +250,13 @@ _COLLECTIVES, _MEMORY, _DISPATCH = range(3)
 
 
 def sender_of(
-    known: Layout, chosen: Way, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor
-) -> Gather | Dispatch:
+    group: Any, known: Layout, chosen: Way, x: torch.Tensor, experts: torch.Tensor,
+    weights: torch.Tensor,
+) -> Gather | Dispatch:  # fmt: skip
     """Returns what sends the tokens of a call and the gradients of them."""
     if chosen.name == "dispatch" and not known.captures:
-        return Dispatch.of(known, experts)
-    memory, agreement = known.memory, agreement_of(known.group)
+        return Dispatch.of(group, known, experts)
+    memory = known.memory
     if memory is not None:
         rows, of_weights = len(known.tokens) * max(known.tokens), row_bytes(weights)
         ends = 3 * room((1,), torch.uint8) * chosen.chunks  # where parts of chunks end
@@ -231,19 +267,23 @@ def sender_of(
         if not memory.fits(**boxes) and known.captures:
             memory = None
         elif not memory.fits(**boxes):
-            memory.grow(agreement, OP, **boxes)
-    return Gather(memory or Collectives(known.group), known.tokens, experts.shape[0])
+            memory.grow(agreement_of(group), OP, **boxes)
+    return Gather(memory or Collectives(group), known.tokens, experts.shape[0])
 
 
 def row_bytes(rows: torch.Tensor) -> int:
     return rows.shape[1] * rows.element_size()
 
 
-def restored(group: Any, own: int, token: torch.Tensor, counts: list[int]) -> Gather | Dispatch:
+def restored(
+    group: Any, grad_out: torch.Tensor, token: torch.Tensor | None, counts: list[int]
+) -> Gather | Dispatch:
+    """Returns what sends gradients as tokens were sent, by its :meth:`counts`."""
     kind, ranks = counts[0], len(counts) // 2
     ours, others = counts[1 : ranks + 1], counts[ranks + 1 :]
     if kind == _DISPATCH:
-        return Dispatch(group, own, token, ours, others)
-    wire = memory_of(group, token.device) if kind == _MEMORY else Collectives(group)
+        assert token is not None
+        return Dispatch(group, grad_out.shape[0], token, ours, others)
+    wire = memory_of(group, grad_out.device) if kind == _MEMORY else Collectives(group)
     assert wire is not None
-    return Gather(wire, ours, own)
+    return Gather(wire, ours, grad_out.shape[0])
