@@ -23,6 +23,7 @@ from mixtures import ROUNDING, weights
 
 import cuda_ops
 from cuda_ops.distributed import Way, symmetric, way, ways
+from cuda_ops.ops import _moe_senders
 
 WORLDS = (2, 3, 4)
 
@@ -104,7 +105,13 @@ def by_memory(call: Mixture, rank: int) -> list[torch.Tensor | None]:
     the call itself twice, so that what is kept of it serves.
     """
     less = dataclasses.replace(call, tokens=tuple(count // 2 for count in call.tokens))
-    with shared_boxes.on_cpus():
+    much = {"_SOON": 0.0}, {"_SMALL": -1}  # as if all that is sent were
+    senders, boxes = much if call.seed % 2 else ({}, {})
+    with (
+        shared_boxes.on_cpus(),
+        mock.patch.multiple(_moe_senders, **senders),
+        mock.patch.multiple(symmetric, **boxes),
+    ):
         for one in (less, call):
             run(one, rank)
         memory = symmetric.memory_of(torch.distributed.group.WORLD, _device(rank))

@@ -1,6 +1,6 @@
 """Rows that ranks of one host write straight into each other's memory: torch's symmetric memory.
 
-By the GPU's copy engines, which leave its processors to products, or by a kernel that has the rows.
+Many rows go by the GPU's copy engines, which leave its processors to products, others by a kernel.
 The host waits for nothing.
 """
 
@@ -24,6 +24,8 @@ from cuda_ops.distributed.collectives import Wait
 SWITCH = "CUDA_OPS_SYMMETRIC_MEMORY"
 #: What parts of a box begin at, and what its size is a multiple of.
 _ALIGNMENT, _STEP = 512, 2 << 20
+#: Bytes that a kernel copies: to start a copy engine, and a kernel behind it, takes the host longer.
+_SMALL = 8 << 20
 #: How many tensors in boxes are kept, as torch takes long to make one.
 _MOST_KNOWN = 256
 #: The turns, which have a box each.
@@ -185,12 +187,20 @@ class Memory:
         self.follow(turn, self._aside if aside else None)
         there, here = self._places_of(turn, shaped, each, chunk)
         with torch.cuda.stream(self._aside) if aside else contextlib.nullcontext():
-            for rank in self.order:
-                for place, part in zip(there[rank], parts, strict=True):
-                    rows = part[rank * each : (rank + 1) * each] if turn == RETURNED else part
-                    if rows.shape[0] < each:
-                        place = place[: rows.shape[0]]
-                    place.copy_(rows, non_blocking=True)
+            for k, part in enumerate(parts):
+                rows = [
+                    part[rank * each : (rank + 1) * each] if turn == RETURNED else part
+                    for rank in self.order
+                ]
+                places = [
+                    there[rank][k] if own.shape[0] == each else there[rank][k][: own.shape[0]]
+                    for rank, own in zip(self.order, rows, strict=True)
+                ]
+                if part.nbytes <= _SMALL:
+                    torch._foreach_copy_(places, rows)  # by one kernel
+                else:
+                    for place, own in zip(places, rows, strict=True):
+                        place.copy_(own, non_blocking=True)
         over = self.begin_barrier(turn, aside)
 
         def wait() -> list[torch.Tensor]:

@@ -337,11 +337,15 @@ def _gradients(
         sent.again(grad_out), down, chosen, scales, kept, of_all
     )
     halves = function("moe_experts_backward_gate_up")
-    of_x = halves(between, rows, gate_up, chosen, of_all & _X)[0]
+    # Where little is sent, a second call of it takes the host longer than the wire would.
+    soon = sent.is_soon_back(row_bytes(grad_out))
+    first = of_all & (_X | _GATE_UP if soon else _X)
+    of_x, of_gate_up = halves(between, rows, gate_up, chosen, first)
     # What any rank wants is sent by all of them, or some would wait for the others.
     partials = [one for one, bit in ((of_x, _X), (of_weights, _WEIGHTS)) if of_all & bit]
-    going = sent.begin_back(*partials)
-    of_gate_up = halves(between, rows, gate_up, chosen, of_all & _GATE_UP)[1]  # meanwhile
+    going = sent.begin_back(*partials, aside=not soon)
+    if not soon:
+        of_gate_up = halves(between, rows, gate_up, chosen, of_all & _GATE_UP)[1]  # meanwhile
     summed = iter(going())
     return _moe.of_wanted(
         wanted,

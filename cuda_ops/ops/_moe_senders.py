@@ -17,11 +17,13 @@ import torch.distributed as dist
 from cuda_ops.distributed.agreement import agreement_of
 from cuda_ops.distributed.collectives import Collectives, Wait, filled
 from cuda_ops.distributed.symmetric import GATHERED, RETURNED, Memory, Shaped, memory_of, room
-from cuda_ops.distributed.ways import Way
+from cuda_ops.distributed.ways import WIRE, Way
 from cuda_ops.ops._moe_checks import MOST_PARTS
 from cuda_ops.registry import function
 
 OP = "cuda_ops::moe"
+#: Seconds on the wire that are not worth a second call of an operator to the host.
+_SOON = 20e-6
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,12 @@ class Gather:
         """Describes parts of as many rows as all ranks have together."""
         count = len(self._tokens) * self._most
         return [((count, *part.shape[1:]), part.dtype) for part in parts]
+
+    def is_soon_back(self, row_bytes: int) -> bool:
+        """Returns whether rows are on the wire for less time than the host takes to do something
+        meanwhile.
+        """
+        return (len(self._tokens) - 1) * self._most * row_bytes / WIRE < _SOON
 
     def again(self, rows: torch.Tensor) -> torch.Tensor:
         """Returns all ranks' rows of what lies as tokens do."""
@@ -211,6 +219,10 @@ class Dispatch:
     ) -> torch.Tensor:
         """Runs products of the rows that came, and returns this rank's sums."""
         return self._back(run(*arrived))
+
+    def is_soon_back(self, row_bytes: int) -> bool:
+        """Returns true: the host waits in any case."""
+        return True
 
     def again(self, rows: torch.Tensor) -> torch.Tensor:
         """Returns the rows of the tokens that have experts here, of all ranks in order."""
