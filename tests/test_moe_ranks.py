@@ -105,12 +105,11 @@ def by_memory(call: Mixture, rank: int) -> list[torch.Tensor | None]:
     the call itself twice, so that what is kept of it serves.
     """
     less = dataclasses.replace(call, tokens=tuple(count // 2 for count in call.tokens))
-    much = {"_SOON": 0.0}, {"_SMALL": -1}  # as if all that is sent were
-    senders, boxes = much if call.seed % 2 else ({}, {})
+    large = call.seed % 2 == 1  # as if what is sent were
     with (
         shared_boxes.on_cpus(),
-        mock.patch.multiple(_moe_senders, **senders),
-        mock.patch.multiple(symmetric, **boxes),
+        mock.patch.object(_moe_senders, "_SOON", 0.0 if large else 1.0),
+        mock.patch.object(symmetric, "_SMALL", -1 if large else 1 << 20),
     ):
         for one in (less, call):
             run(one, rank)

@@ -24,7 +24,7 @@ from cuda_ops.distributed.collectives import Wait
 SWITCH = "CUDA_OPS_SYMMETRIC_MEMORY"
 #: What parts of a box begin at, and what its size is a multiple of.
 _ALIGNMENT, _STEP = 512, 2 << 20
-#: Bytes that a kernel copies: to start a copy engine, and a kernel behind it, takes the host longer.
+#: Bytes that one kernel copies to all ranks: to start a copy for each takes the host longer.
 _SMALL = 8 << 20
 #: How many tensors in boxes are kept, as torch takes long to make one.
 _MOST_KNOWN = 256
@@ -197,7 +197,7 @@ class Memory:
                     for rank, own in zip(self.order, rows, strict=True)
                 ]
                 if part.nbytes <= _SMALL:
-                    torch._foreach_copy_(places, rows)  # by one kernel
+                    torch._foreach_copy_(places, rows)
                 else:
                     for place, own in zip(places, rows, strict=True):
                         place.copy_(own, non_blocking=True)
