@@ -1,7 +1,8 @@
 """Measures moe on several GPUs: beside one GPU that has all experts, and what frameworks write.
 
 ``python -m benchmarks.moe_ranks [--ranks N] [--models NAME ...] [--tokens N ...] [--json FILE]``
-needs two CUDA GPUs or more, of one host, and uses all that it sees or the first N.
+needs two CUDA GPUs or more, of one host, and uses all that it sees or the first N. ``--ranks 1``
+runs on one, where nothing is sent: what it takes the host then tells what a group adds to a call.
 
 Each rank brings as many tokens of its own and has its share of the experts. ``scaling`` is the time
 of one GPU with all experts and one rank's tokens over the time of all ranks together: 1 if the wire
@@ -372,15 +373,15 @@ def main() -> int:
         "--tokens", nargs="+", type=at_least(1), metavar="N", default=[64, 1024, 8192]
     )
     parser.add_argument(
-        "--ranks", type=at_least(2), metavar="N", help="processes, each with its GPU"
+        "--ranks", type=at_least(1), metavar="N", help="processes, each with its GPU"
     )
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
     found = torch.cuda.device_count()
     ranks = found if arguments.ranks is None else arguments.ranks
-    if not 2 <= ranks <= found:
-        print(f"benchmarks.moe_ranks: needs {max(ranks, 2)} CUDA GPUs, and 2 or more; torch sees "
-              f"{found}", file=sys.stderr)  # fmt: skip
+    if ranks > found or (ranks < 2 and arguments.ranks is None):
+        print(f"benchmarks.moe_ranks: needs {arguments.ranks or 2} CUDA GPUs; torch sees {found}",
+              file=sys.stderr)  # fmt: skip
         return 2
     cuda_ops.moe  # noqa: B018 - built before the ranks ask for it
     with tempfile.TemporaryDirectory() as folder:

@@ -41,6 +41,31 @@ class _Handle:
 
 
 @contextlib.contextmanager
+def without_streams() -> Iterator[None]:
+    """Has all streams do at once what they are asked to, for as long as this is open."""
+    stream = SimpleNamespace(
+        cuda_stream=1,
+        wait_stream=lambda other: None,
+        wait_event=lambda event: None,
+        record_event=lambda: None,
+    )
+    fakes: dict[str, Any] = {
+        "Stream": lambda device: stream,
+        "current_stream": lambda device=None: stream,
+        "stream": contextlib.nullcontext,
+        "synchronize": lambda device: None,
+        "empty_cache": lambda: None,
+        "is_current_stream_capturing": lambda: False,
+    }
+    raw = "_cuda_getCurrentRawStream"  # a CPU build of torch has none
+    with (
+        mock.patch.multiple(torch.cuda, **fakes),
+        mock.patch.object(torch._C, raw, return_value=1, create=True),
+    ):
+        yield
+
+
+@contextlib.contextmanager
 def on_cpus() -> Iterator[None]:
     """Has the ranks of the world share memory as GPUs do, for as long as this is open."""
     paths: dict[int, str] = {}
@@ -61,24 +86,9 @@ def on_cpus() -> Iterator[None]:
         dist.barrier()  # all have opened them
         return handle
 
-    stream = SimpleNamespace(
-        cuda_stream=0,
-        wait_stream=lambda other: None,
-        wait_event=lambda event: None,
-        record_event=lambda: None,
-    )
-    fakes: dict[str, Any] = {
-        "Stream": lambda device: stream,
-        "current_stream": lambda device=None: stream,
-        "stream": contextlib.nullcontext,
-        "synchronize": lambda device: None,
-        "empty_cache": lambda: None,
-        "is_current_stream_capturing": lambda: False,
-    }
     with (
+        without_streams(),
         contextlib.ExitStack() as files,
-        mock.patch.multiple(torch.cuda, **fakes),
-        mock.patch.object(torch._C, "_cuda_getCurrentRawStream", return_value=0, create=True),
         mock.patch.multiple(symmetric.symm_mem, empty=empty, rendezvous=rendezvous),
         mock.patch.object(symmetric, "_could_share", return_value=True),
         mock.patch.object(symmetric, "_memories", weakref.WeakKeyDictionary()),

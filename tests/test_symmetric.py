@@ -1,17 +1,17 @@
 """What ranks write into each other's memory: threads as ranks, and a CPU's memory as that of GPUs.
 
-``test_moe_ranks.py`` runs the same on two GPUs.
+``test_moe_ranks.py`` runs the same by processes, and on GPUs.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+import shared_boxes
 import torch
 
 import cuda_ops
@@ -43,25 +43,10 @@ class Group:
         self.rank, self.size = lambda: rank, lambda: ranks
 
 
-class Stream:
-    """All is done at once."""
-
-    cuda_stream = 1
-
-    def wait_stream(self, other: Any) -> None: ...
-    def wait_event(self, event: Any) -> None: ...
-    def record_event(self) -> None: ...
-
-
 @pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = Stream()
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
-    raw = "_cuda_getCurrentRawStream"  # a CPU build of torch has none
-    monkeypatch.setattr(torch._C, raw, lambda index: 1, raising=False)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+def no_gpu() -> Iterator[None]:
+    with shared_boxes.without_streams():
+        yield
 
 
 def on_ranks(ranks: int, work: Any) -> list[Any]:
