@@ -189,9 +189,9 @@ struct Entry<Function, R (*)(Args...)> {
     };
     std::apply([&](const Held<Args>&... arg) { (sort_in(arg), ...); }, args);
     checks->run(tensors, ints);
-    if constexpr ((kMayBe<double, Value<Args>> || ...)) check_floats(args);
-    if constexpr ((kMayBe<ScalarType, Value<Args>> || ...)) check_scalar_types(args);
-    if constexpr ((kMayBe<std::string, Held<Args>> || ...)) check_names(args);
+    each<double>(args, [](double one, size_t at) { checks->check_float(one, at); });
+    each<ScalarType>(args, [](ScalarType one, size_t at) { checks->check_scalar_type(one, at); });
+    each<std::string>(args, [](const std::string& one, size_t at) { checks->index_of(one, at); });
     if constexpr ((kIsList<Value<Args>> || ...)) {
       const Tensor* const* given = std::find_if(tensors, tensors + count, [](auto t) { return t; });
       check_lists(args, given == tensors + count ? nullptr : *given);
@@ -230,33 +230,13 @@ struct Entry<Function, R (*)(Args...)> {
     checks->separate(passed);
   }
 
-  static void check_floats(const std::tuple<Held<Args>...>& args) {
+  // Calls check(value, position) of each argument that is a T and given.
+  template <class T, class Check>
+  static void each(const std::tuple<Held<Args>...>& args, Check check) {
     size_t position = 0;
     const auto check_one = [&](const auto& arg) {
-      if constexpr (kMayBe<double, Value<decltype(arg)>>) {
-        if (const double* value = given(arg)) checks->check_float(*value, position);
-      }
-      ++position;
-    };
-    std::apply([&](const Held<Args>&... arg) { (check_one(arg), ...); }, args);
-  }
-
-  static void check_scalar_types(const std::tuple<Held<Args>...>& args) {
-    size_t position = 0;
-    const auto check_one = [&](const auto& arg) {
-      if constexpr (kMayBe<ScalarType, Value<decltype(arg)>>) {
-        if (const ScalarType* dtype = given(arg)) checks->check_scalar_type(*dtype, position);
-      }
-      ++position;
-    };
-    std::apply([&](const Held<Args>&... arg) { (check_one(arg), ...); }, args);
-  }
-
-  static void check_names(const std::tuple<Held<Args>...>& args) {
-    size_t position = 0;
-    const auto check_one = [&](const auto& arg) {
-      if constexpr (kMayBe<std::string, Value<decltype(arg)>>) {
-        if (const std::string* name = given(arg)) checks->index_of(*name, position);
+      if constexpr (kMayBe<T, Value<decltype(arg)>>) {
+        if (const T* value = given(arg)) check(*value, position);
       }
       ++position;
     };
