@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
 import traceback
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +25,7 @@ from mixtures import ROUNDING, weights
 
 import cuda_ops
 from cuda_ops.distributed import Way, symmetric, way, ways
-from cuda_ops.ops import _moe_senders
+from cuda_ops.ops import _moe_ranks, _moe_senders
 
 WORLDS = (2, 3, 4)
 
@@ -101,8 +103,8 @@ def _device(rank: int) -> torch.device:
 
 
 def by_memory(call: Mixture, rank: int) -> list[torch.Tensor | None]:
-    """Sends by memory that ranks share, as GPUs do: a smaller call first, so that boxes grow, and
-    the call itself twice, so that what is kept of it serves.
+    """Sends by memory that ranks share, as GPUs do: in boxes that grow between two calls of equal
+    sizes, and then by what is kept of a call.
     """
     less = dataclasses.replace(call, tokens=tuple(count // 2 for count in call.tokens))
     large = call.seed % 2 == 1  # as if what is sent were
@@ -111,12 +113,24 @@ def by_memory(call: Mixture, rank: int) -> list[torch.Tensor | None]:
         mock.patch.object(_moe_senders, "_SOON", 0.0 if large else 1.0),
         mock.patch.object(symmetric, "_SMALL", -1 if large else 1 << 20),
     ):
-        for one in (less, call):
-            run(one, rank)
-        memory = symmetric.memory_of(torch.distributed.group.WORLD, _device(rank))
-        assert memory is not None
-        assert call.way == "dispatch" or not any(call.tokens) or memory.fits(returned=1)
-        return run(call, rank)
+        before = run(less, rank)
+        run(call, rank)
+        torch.testing.assert_close(run(less, rank), before, rtol=0, atol=0)
+        with contextlib.ExitStack() as made_before:
+            if call.way != "dispatch":
+                nothing = mock.patch.object(_moe_ranks, "sender_of", side_effect=AssertionError)
+                made_before.enter_context(nothing)
+            found = run(call, rank)
+        gc.disable()  # the memory goes with its group, not when a cycle is looked for
+        try:
+            memory = symmetric.memory_of(torch.distributed.group.WORLD, _device(rank))
+            known = weakref.ref(memory)
+            del memory
+            symmetric._memories.clear()
+            assert known() is None
+        finally:
+            gc.enable()
+        return found
 
 
 def of_mesh(call: Mixture, rank: int) -> list[torch.Tensor | None]:
@@ -287,6 +301,48 @@ def test_ranks_get_what_one_process_would(ranks: Any, how: Any) -> None:
         check(call, together(how, call))
 
     holds()
+
+
+def in_this_way(call: Mixture, way: str, rank: int) -> list[torch.Tensor | None]:
+    """Calls moe where something other than kernels has a say, at one rank alone or at all."""
+    arguments = [
+        value.detach().clone().requires_grad_(way != "inference")
+        for value in call.of_rank(call.arguments(), rank)
+    ]
+    group = torch.distributed.group.WORLD
+
+    def of(*given: torch.Tensor) -> torch.Tensor:
+        return cuda_ops.moe(*given, call.top_k, group=group)
+
+    with contextlib.ExitStack() as around:
+        if way == "inference":
+            around.enter_context(torch.inference_mode())
+        if way in ("profiled", "recomputed by one who looks less") and rank == 1:
+            around.enter_context(torch.profiler.profile())
+        if way == "saved elsewhere":
+            around.enter_context(torch.autograd.graph.save_on_cpu())
+        if way.startswith("recomputed"):
+            out = torch.utils.checkpoint.checkpoint(of, *arguments, use_reentrant=False)
+        else:
+            out = of(*arguments)
+    if way == "written to":
+        out = out.mul_(2)
+        out.mul_(0.5)
+    with contextlib.ExitStack() as around:
+        if way == "recomputed by one who looks more" and rank == 1:
+            around.enter_context(torch.profiler.profile())
+        return [out.detach(), *gradients(out, arguments)]
+
+
+@pytest.mark.parametrize("way", [
+    "plain", "profiled", "inference", "saved elsewhere", "recomputed",
+    "recomputed by one who looks less", "recomputed by one who looks more", "written to",
+])  # fmt: skip
+def test_whatever_looks_on_the_result_is_the_same(ranks: Any, way: str) -> None:
+    world, together = ranks
+    call = Mixture(TOKENS[:world], EXPERTS[:world], 2)
+    wanted = (way != "inference",) * 4
+    check(dataclasses.replace(call, wanted=wanted), together(in_this_way, call, way))
 
 
 #: What the ranks have, of which two and more take the first.

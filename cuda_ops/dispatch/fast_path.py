@@ -8,7 +8,7 @@ Everything else takes the dispatcher's way: composed operators, lists some of wh
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -158,9 +158,18 @@ def by_device(operator: Served, arguments: str, shown: str) -> tuple[str, dict[s
     return code, names
 
 
+#: What tells that something else has a say in a call, and the names that it uses.
 _INTERRUPTED = (
     "_modes() or _functions() or _transformed() or _jit() or _profiler._is_profiler_enabled"
 )
+_QUESTIONS: dict[str, Any] = {
+    "_modes": torch._C._len_torch_dispatch_stack,
+    "_functions": torch._C._len_torch_function_stack,
+    "_transformed": torch._C._are_functorch_transforms_active,
+    "_jit": torch._C._is_tracing,
+    "_profiler": torch.autograd.profiler,
+}
+_is_interrupted: Callable[[], bool] = eval(f"lambda: {_INTERRUPTED}", _QUESTIONS)
 
 
 def _helpers(operator: Served) -> dict[str, Any]:
@@ -176,11 +185,7 @@ def _helpers(operator: Served) -> dict[str, Any]:
         "_Parameter": torch.nn.Parameter,
         "_CPU": _below_autograd("CPU", operator.spec),
         "_CUDA": _below_autograd("CUDA", operator.spec),
-        "_modes": torch._C._len_torch_dispatch_stack,
-        "_functions": torch._C._len_torch_function_stack,
-        "_transformed": torch._C._are_functorch_transforms_active,
-        "_profiler": torch.autograd.profiler,
-        "_jit": torch._C._is_tracing,
+        **_QUESTIONS,
         # Called without an argument it tells about CUDA alone, in half the time.
         "_cuda_autocast": torch.is_autocast_enabled,
         "_any_autocast": torch._C._is_any_autocast_enabled,
@@ -233,17 +238,12 @@ def _any_conjugated(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def is_undisturbed(*tensors: torch.Tensor) -> bool:
-    """Says whether a function of these tensors may call kernels, or a node of autograd's graph,
-    without asking the dispatcher for itself: no mode, transform, trace or profiler has a say, and
-    they have memory and nothing else to them.
+    """Says whether a function may skip the dispatcher: no mode, transform, trace or profiler has a
+    say, and all are plain tensors with memory of their own.
     """
     return not (
         torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._is_tracing()
-        or torch.autograd.profiler._is_profiler_enabled
+        or _is_interrupted()
         or not _PLAIN.issuperset(map(type, tensors))
         or _is_wrapper(*tensors)
     )

@@ -34,9 +34,7 @@ _LOOKS = 100
 #: Seconds of a wait after which looks are further apart, up to the longest pause; and between two
 #: looks at whether the rank is still there.
 _PATIENCE, _LONGEST_PAUSE, _BETWEEN_SIGNS = 1e-3, 1e-3, 0.5
-
-
-#: Rows whose form is kept.
+#: How many rows are kept in the form in which they are written or read.
 _MOST_KEPT = 1024
 
 

@@ -119,7 +119,7 @@ class Memory:
         return self._kept.get(key)
 
     def keep(self, key: Any, value: Any) -> None:
-        """Keeps something until boxes grow, or much else was kept."""
+        """Keeps something until boxes grow, or much else is kept. It must not hold this memory."""
         if len(self._kept) >= _MOST_KNOWN:
             self._kept.clear()
         self._kept[key] = value
@@ -210,8 +210,8 @@ class Memory:
         return wait
 
     def follow(self, turn: str, stream: torch.cuda.Stream | None = None) -> None:
-        """Puts a stream, or else the current one, behind the current one and the last that sent:
-        before any write to what :meth:`places` returned in an earlier call.
+        """Makes a stream, or else the current one, wait for the current one and for the last that
+        sent. Call it before you write to what :meth:`places` returned in an earlier call.
         """
         capturing = torch.cuda.is_current_stream_capturing()
         # A number, as it is asked twice a call: torch's object of a stream costs far more.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -116,10 +115,9 @@ def _on_ranks(
     wanted = _moe.wanted_bits(grad and v.requires_grad for v in (x, w_gate_up, w_down, weights))
     direct = is_undisturbed(x, w_gate_up, w_down, experts, weights)
     out: torch.Tensor
-    if wanted and direct:
-        out = _apply(*given, wanted)
-    elif wanted:
-        out = torch.ops._cuda_ops.moe_on_ranks_keep(*given, wanted)[0]
+    if wanted:
+        keep = _apply if direct else torch.ops._cuda_ops.moe_on_ranks_keep
+        out = keep(*given, wanted)[0]
     else:
         out = (_forward if direct else torch.ops._cuda_ops.moe_on_ranks)(*given)
     return out
@@ -264,8 +262,8 @@ def _known(
     if memory is not None:
         plan = memory.kept((rows, chosen))
     if plan is None:
-        known = Layout(agreement.rank, tokens, experts_of, wanted_by, captures, memory)
-        sent = sender_of(ranks, known, chosen, x, experts, weights)
+        known = Layout(agreement.rank, tokens, experts_of, wanted_by, captures)
+        sent = sender_of(ranks, memory, known, chosen, x, experts, weights)
         plan = known, chosen, sent
         if memory is not None and isinstance(sent, Gather) and sent.by_memory:
             memory.keep((rows, chosen), plan)
@@ -298,40 +296,33 @@ def _forward(
     return sent.products(run, into, *arrived)
 
 
-def _kept(
+@torch.library.impl(_library, "moe_on_ranks_keep", "CompositeExplicitAutograd")
+def _forward_kept(
     x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, experts: torch.Tensor,
     weights: torch.Tensor, total: int, group: str, wanted: int,
-) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor | None, list[int]]:  # fmt: skip
-    """Returns the result, and what its gradient needs: tensors, the tokens that were dispatched, if
-    any were, and how many went where.
-    """
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
     known, _, sent = _known(x, w_down, experts, weights, total, group, wanted)
     arrived = sent.tokens(known.firsts, known.rank, experts, x, weights)
-    if known.memory is not None and isinstance(sent, Gather):  # where the next tokens will lie
+    if isinstance(sent, Gather) and sent.by_memory:  # where the next tokens will lie
         arrived = [one.clone() for one in arrived]
     chosen, rows, scales = arrived
     partial, kept = function("moe_experts_keep")(
         rows, never_empty(w_gate_up), never_empty(w_down), chosen, scales
     )
+    token = sent.token if isinstance(sent, Dispatch) else experts.new_empty(0)
+    counts = torch.tensor([*sent.counts(), known.wanted])
     (out,) = sent.begin_back(partial, aside=False)()
-    token = sent.token if isinstance(sent, Dispatch) else None
-    return out, [rows, chosen, scales, kept], token, [*sent.counts(), known.wanted]
+    return out, rows, chosen, scales, kept, token, counts
 
 
-@torch.library.impl(_library, "moe_on_ranks_keep", "CompositeExplicitAutograd")
-def _forward_kept(*given: Any) -> tuple[torch.Tensor, ...]:
-    out, kept, token, counts = _kept(*given)
-    token = kept[1].new_empty(0) if token is None else token
-    return out, *kept, token, torch.tensor(counts)
-
-
-def _gradients(
-    tensors: Sequence[torch.Tensor], token: torch.Tensor | None, counts: list[int], group: str,
-    wanted: int,
+@torch.library.impl(_library, "moe_on_ranks_backward", "CompositeExplicitAutograd")
+def _backward(
+    grad_out: torch.Tensor, rows: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor,
+    chosen: torch.Tensor, scales: torch.Tensor, kept: torch.Tensor, token: torch.Tensor,
+    counts: torch.Tensor, group: str, wanted: int,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    grad_out, rows, w_gate_up, w_down, chosen, scales, kept = tensors
-    *sizes, of_all = counts
-    sent = restored(_named(group), grad_out, token, sizes)
+    *sizes, of_all = counts.tolist()
+    sent = restored(_named(group), grad_out.shape[0], token, sizes)
     gate_up, down = never_empty(w_gate_up), never_empty(w_down)
     between, of_down, of_weights = function("moe_experts_backward_down")(
         sent.again(grad_out), down, chosen, scales, kept, of_all
@@ -354,12 +345,6 @@ def _gradients(
         of_down if down is w_down else of_down[:0],
         next(summed) if of_all & _WEIGHTS else of_weights,
     )
-
-
-@torch.library.impl(_library, "moe_on_ranks_backward", "CompositeExplicitAutograd")
-def _backward(*given: Any) -> tuple[torch.Tensor, ...]:
-    *tensors, token, counts, group, wanted = given
-    return _gradients(tensors, token, counts.tolist(), group, wanted)
 
 
 def _fake(x: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -406,49 +391,28 @@ def _gradient(ctx: Any, grad_out: Any, *_: Any) -> tuple[Any, ...]:
     if grad_out is None:
         return (None,) * 8
     w_gate_up, w_down, rows, *others = ctx.saved_tensors
-    grads = torch.ops._cuda_ops.moe_on_ranks_backward(
-        grad_out, rows, w_gate_up, w_down, *others, ctx.group, ctx.wanted
-    )
-    return _by_argument(grads, ctx.wanted)
-
-
-def _by_argument(grads: Sequence[torch.Tensor], wanted: int) -> tuple[Any, ...]:
-    """Returns gradients as autograd takes them, ``None`` for what none is wanted of."""
+    given = grad_out, rows, w_gate_up, w_down, *others
+    direct = not torch.is_grad_enabled() and is_undisturbed(*given)
+    backward: Any = _backward if direct else torch.ops._cuda_ops.moe_on_ranks_backward
+    grads = backward(*given, ctx.group, ctx.wanted)
     of_x, of_gate_up, of_down, of_weights = (
-        grad if wanted & 1 << i else None for i, grad in enumerate(grads)
+        grad if ctx.wanted & 1 << i else None for i, grad in enumerate(grads)
     )
     return of_x, of_gate_up, of_down, None, of_weights, None, None, None
 
 
 class _InPython(torch.autograd.Function):
-    """What ``moe_on_ranks_keep`` and its gradient do, without the dispatcher: it takes the host as
-    long as all else.
+    """``moe_on_ranks_keep`` without the dispatcher, which takes the host as long as everything
+    else. It saves the same tensors: a recomputation may go the other way.
     """
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
-        out, kept, token, ctx.counts = _kept(*inputs)
-        _, w_gate_up, w_down, *_ = inputs
-        ctx.group, ctx.wanted = inputs[-2:]
-        ctx.save_for_backward(w_gate_up, w_down, *kept, token)
-        ctx.set_materialize_grads(False)
-        return out
+        output = _forward_kept(*inputs)
+        _setup_context(ctx, inputs, output)
+        return output
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        (grad_out,) = grads
-        if grad_out is None:
-            return (None,) * 8
-        w_gate_up, w_down, rows, *kept, token = ctx.saved_tensors
-        given = grad_out, rows, w_gate_up, w_down, *kept
-        if not torch.is_grad_enabled() and is_undisturbed(*given):
-            found = _gradients(given, token, ctx.counts, ctx.group, ctx.wanted)
-        else:
-            token = kept[0].new_empty(0) if token is None else token
-            found = torch.ops._cuda_ops.moe_on_ranks_backward(
-                *given, token, torch.tensor(ctx.counts), ctx.group, ctx.wanted
-            )
-        return _by_argument(found, ctx.wanted)
+    backward = staticmethod(_gradient)
 
 
 # Below checks for functorch, which `is_undisturbed` has ruled out.

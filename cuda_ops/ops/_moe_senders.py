@@ -7,6 +7,7 @@ ranks' sums in one fixed order, in float32 at least: the same bits each time.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,8 +29,8 @@ _SOON = 20e-6
 
 @dataclass(frozen=True)
 class Layout:
-    """Tokens and experts by rank. It is kept as long as the memory, so it does not hold the group,
-    which would then stay for ever.
+    """Tokens and experts by rank. What keeps it is the memory that ranks share, so it holds neither
+    that nor the group.
     """
 
     rank: int
@@ -39,8 +40,6 @@ class Layout:
     wanted: int
     #: Whether any rank captures a graph, where no host can wait and no memory be shared anew.
     captures: bool
-    #: Memory that the ranks share, if they do.
-    memory: Memory | None
 
     @property
     def ends(self) -> list[int]:
@@ -59,7 +58,7 @@ class Gather:
     def __init__(self, wire: Memory | Collectives, tokens: Sequence[int], own: int) -> None:
         self._wire, self._tokens, self._own, self._most = wire, tokens, own, max(tokens)
         #: Where a kernel writes tokens and results, and where those of all ranks then lie: the same
-        #: in each call, as long as the boxes are.
+        #: in each call, as long as the boxes are. To ask the memory for them takes the host longer.
         self._gathered: tuple[list[list[torch.Tensor]], list[torch.Tensor]] | None = None
         self._returned: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
 
@@ -111,7 +110,7 @@ class Gather:
         with _below_autograd():
             into(*arrived, outs)
         self._wire.begin_barrier(RETURNED)()
-        return self._own_of(_sum(by_rank))
+        return _sum(by_rank)
 
     def _all(self, *parts: torch.Tensor) -> list[Shaped]:
         """Describes parts of as many rows as all ranks have together."""
@@ -119,9 +118,7 @@ class Gather:
         return [((count, *part.shape[1:]), part.dtype) for part in parts]
 
     def is_soon_back(self, row_bytes: int) -> bool:
-        """Returns whether rows are on the wire for less time than the host takes to do something
-        meanwhile.
-        """
+        """Returns whether rows are on the wire for less time than a second call takes the host."""
         return (len(self._tokens) - 1) * self._most * row_bytes / WIRE < _SOON
 
     def again(self, rows: torch.Tensor) -> torch.Tensor:
@@ -149,23 +146,30 @@ class Gather:
         ]
         going = []
         for chunk, arrived in enumerate(coming):
-            chosen, *rows = arrived()
-            partial = run(chosen - first, *rows)
+            chosen, *came = arrived()
+            partial = run(chosen - first, *came)
             going.append(self._wire.begin_all_to_all([partial], chunk, aside=True))
-        sums = [_sum(self._by_rank(*arrived())) for arrived in going]
-        return self._own_of(torch.cat(sums))
+        found, before = [], 0
+        for arrived in going:
+            (rows,) = arrived()
+            found.append(_sum(self._by_rank(rows, before)))
+            before += rows.shape[0] // len(self._tokens)
+        return torch.cat(found)
 
     def _summed(self, parts: torch.Tensor) -> torch.Tensor:
         """Returns the sums over ranks for this rank's rows."""
-        return self._own_of(_sum(self._by_rank(parts)))
+        return _sum(self._by_rank(parts))
 
-    def _own_of(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows if self._own == self._most else rows[: self._own]
-
-    def _by_rank(self, parts: torch.Tensor) -> list[torch.Tensor]:
-        """Returns what :func:`_sum` takes."""
+    def _by_rank(self, parts: torch.Tensor, before: int = 0) -> list[torch.Tensor]:
+        """Returns what :func:`_sum` takes: this rank's rows alone, without those ``before``. The
+        sum would be a view if they were cut off after it, and autograd lets no caller write to one.
+        """
         ranks = len(self._tokens)
-        by_rank = parts.view(ranks, parts.shape[0] // ranks, *parts.shape[1:])
+        each = parts.shape[0] // ranks
+        own = min(each, max(0, self._own - before))
+        by_rank = parts.view(ranks, each, *parts.shape[1:])
+        if own < each:
+            by_rank = by_rank[:, :own]
         return [*by_rank] if ranks == 2 else [by_rank]
 
 
@@ -262,13 +266,14 @@ _COLLECTIVES, _MEMORY, _DISPATCH = range(3)
 
 
 def sender_of(
-    group: Any, known: Layout, chosen: Way, x: torch.Tensor, experts: torch.Tensor,
-    weights: torch.Tensor,
+    group: Any, memory: Memory | None, known: Layout, chosen: Way, x: torch.Tensor,
+    experts: torch.Tensor, weights: torch.Tensor,
 ) -> Gather | Dispatch:  # fmt: skip
-    """Returns what sends the tokens of a call and the gradients of them."""
+    """Returns what sends the tokens of a call and the gradients of them, by ``memory`` if the ranks
+    share some.
+    """
     if chosen.name == "dispatch" and not known.captures:
         return Dispatch.of(group, known, experts)
-    memory = known.memory
     if memory is not None:
         rows, of_weights = len(known.tokens) * max(known.tokens), row_bytes(weights)
         ends = 3 * room((1,), torch.uint8) * chosen.chunks  # where parts of chunks end
@@ -280,22 +285,21 @@ def sender_of(
             memory = None
         elif not memory.fits(**boxes):
             memory.grow(agreement_of(group), OP, **boxes)
-    return Gather(memory or Collectives(group), known.tokens, experts.shape[0])
+    # The memory keeps this, and is to go with its group, not when the collector finds a cycle.
+    wire: Any = Collectives(group) if memory is None else weakref.proxy(memory)
+    return Gather(wire, known.tokens, experts.shape[0])
 
 
 def row_bytes(rows: torch.Tensor) -> int:
     return rows.shape[1] * rows.element_size()
 
 
-def restored(
-    group: Any, grad_out: torch.Tensor, token: torch.Tensor | None, counts: list[int]
-) -> Gather | Dispatch:
+def restored(group: Any, own: int, token: torch.Tensor, counts: list[int]) -> Gather | Dispatch:
     """Returns what sends gradients as tokens were sent, by its :meth:`counts`."""
     kind, ranks = counts[0], len(counts) // 2
     ours, others = counts[1 : ranks + 1], counts[ranks + 1 :]
     if kind == _DISPATCH:
-        assert token is not None
-        return Dispatch(group, grad_out.shape[0], token, ours, others)
-    wire = memory_of(group, grad_out.device) if kind == _MEMORY else Collectives(group)
+        return Dispatch(group, own, token, ours, others)
+    wire = memory_of(group, token.device) if kind == _MEMORY else Collectives(group)
     assert wire is not None
-    return Gather(wire, ours, grad_out.shape[0])
+    return Gather(wire, ours, own)

@@ -322,8 +322,8 @@ def _doubts(
 ) -> list[Doubt]:
     """Returns what each of the reference's results leaves open, as far as three more runs of it
     tell: with arguments that are one rounding away, one half of them and then the other, for
-    results as wide as its own; and with 1 for each infinity, since what rounds to 0 makes NaN of an
-    infinity, and what nearly does makes an infinity, as do :func:`_zero_factors`. With
+    results as wide as its own; and with a number for each infinity, since what rounds to 0 makes
+    NaN of an infinity, and what nearly does makes an infinity, as do :func:`_zero_factors`. With
     ``ends_alike`` all ends are open. What was rounded before may be multiplied by a number beside
     the tensors.
     """
@@ -355,36 +355,40 @@ def _doubts(
 
 
 def _zero_factors(op: OpSpec, reference: _Reference, wide: list[Any]) -> list[torch.Tensor]:
-    """Tells where results multiply some infinity by a number that is 0 but for rounding, such as
-    the cosine of a quarter turn: 0 makes NaN of it, and 6e-17 an infinity. Returns nothing where
-    they do not.
+    """Tells where results multiply an infinity of their row by a number that is 0 but for rounding,
+    such as the cosine of a quarter turn: 0 makes NaN of it, and 6e-17 an infinity. Returns nothing
+    where no result can.
 
     Only a linear function of one tensor has such factors inside. Calls of the reference with 1 at
-    one core place, and 0 elsewhere, show them, and one with all of these that it is linear.
+    one core place, and 0 elsewhere, show them.
     """
     found = [i for i, value in enumerate(wide) if is_inexact(value)]
     if op.signature is None or len(found) != 1 or not wide[found[0]].isinf().any():
         return []
     (at,) = found
     x = wide[at]
-    loop = x.dim() - len(op.signature.inputs[op.tensor_positions.index(at)].core)
-    core = math.prod(x.shape[loop:])
-    places = x.isinf().reshape(-1, core).any(0).nonzero().flatten()[:_MOST_PLACES]
+    loop = x.shape[: x.dim() - len(op.signature.inputs[op.tensor_positions.index(at)].core)]
+    core = math.prod(x.shape[len(loop) :])
 
-    def with_ones(where: torch.Tensor) -> list[torch.Tensor]:
-        ones = torch.zeros(x.numel() // core, core, dtype=x.dtype)
-        ones[:, where] = 1
-        return [
-            numbers(one) for one in reference([*wide[:at], ones.view(x.shape), *wide[at + 1 :]])
-        ]
+    def of(values: torch.Tensor) -> list[torch.Tensor]:
+        given = [*wide[:at], values.to(x.dtype).view(x.shape), *wide[at + 1 :]]
+        return [numbers(one) for one in reference(given)]
 
-    by_place = [with_ones(place) for place in places]
-    factors = [torch.stack(some) for some in zip(*by_place, strict=True)]
-    least = _NOTHING * largest(factors)
-    sums = zip(factors, with_ones(places), strict=True)
-    if not all(torch.allclose(some.sum(0), total, 0.0, least * core) for some, total in sums):
-        return []
-    return [(some.abs() <= least).any(0) for some in factors]
+    a, b = (f(torch.arange(x.numel(), dtype=torch.float64)) for f in (torch.sin, torch.cos))
+    for one, other, both in zip(of(a), of(b), of(a - 2 * b), strict=True):
+        if one.shape[: len(loop)] != loop or not torch.allclose(both, one - 2 * other):
+            return []
+    infinite = x.isinf().view(-1, core)
+    opened = [torch.zeros(one.shape, dtype=torch.bool) for one in of(a)]
+    for place in infinite.any(0).nonzero().flatten()[:_MOST_PLACES]:
+        unit = torch.zeros(infinite.shape)
+        unit[:, place] = 1
+        factors = of(unit)
+        here = infinite[:, place].view(loop)
+        for is_open, factor in zip(opened, factors, strict=True):
+            rows = here.view(*loop, *[1] * (factor.dim() - len(loop)))
+            is_open |= rows & (factor.abs() <= _NOTHING * largest(factors))
+    return opened
 
 
 #: How many core places of infinities are looked at.
@@ -419,10 +423,12 @@ def _alternating(value: torch.Tensor, first: int) -> torch.Tensor:
 
 
 def _tamed(value: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor with 1 or -1 for infinities."""
+    """Returns the tensor with a number of each infinity's sign in its place, and not with 1, which
+    a logarithm makes 0 of.
+    """
     if value.is_complex():  # which torch takes no sign of
         return torch.complex(_tamed(value.real), _tamed(value.imag))
-    return torch.where(value.isinf(), value.sign(), value)
+    return torch.where(value.isinf(), 1.618 * value.sign(), value)
 
 
 def least_epsilon(subject: Subject, sample: Sample) -> float:
