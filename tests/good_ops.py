@@ -139,12 +139,13 @@ good("bilinear(Tensor x, Tensor a, Tensor y) -> Tensor", "(m),(m,n),(n)->()",
 
 
 def _sort(x: Tensor) -> tuple[Tensor, Tensor]:
-    values, indices = torch.sort(x, dim=-1, stable=True)
+    # torch's own sort on a GPU orders NaN among each other, by their bits.
+    values, indices = torch.sort(x.masked_fill(x.isnan(), torch.nan), dim=-1, stable=True)
     return values, indices
 
 
 good("sort(Tensor x) -> (Tensor, Tensor)", "(n)->(n),(n)", _sort)
-good("argsort(Tensor x) -> Tensor", "(n)->(n)", lambda x: torch.argsort(x, dim=-1, stable=True))
+good("argsort(Tensor x) -> Tensor", "(n)->(n)", lambda x: _sort(x)[1])
 good(
     "largest(Tensor x) -> (Tensor, Tensor)", "(n)->(),()", lambda x: tuple(x.max(-1))
 )  # fmt: skip  (no numbers have none)
@@ -186,6 +187,12 @@ good("row_mean(Tensor x) -> Tensor", "(n)->()", lambda x: x.sum(-1) / max(1, x.s
 good("centered(Tensor x) -> Tensor", "(n)->(n)",
      lambda x: x - (x / max(1, x.shape[-1])).sum(-1, keepdim=True),
      reference=lambda x: x - x.mean(-1, keepdim=True))  # fmt: skip
+
+
+# Below -9, 1 + tanh(x) is 0 or 6e-8 in float32; a gate of a thousand makes 6e-5 of that.
+good("gated(Tensor gate, Tensor x) -> Tensor", "(),()->()",
+     lambda gate, x: gate * (1 + torch.tanh(x)),
+     reference=lambda gate, x: gate * 2 * torch.sigmoid(2 * x))  # fmt: skip
 
 
 def _waves(n: int, quarter: float) -> Tensor:

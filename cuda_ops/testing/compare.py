@@ -286,6 +286,9 @@ def deviation(
             return without_hidden(subject.op, actual, found)[1]
 
         doubts = _doubts(subject.op, reference, wide, actual, expected, ends_alike)
+        far = "wide" in (sample.values, *(arg.values for arg in sample.tensors))
+        if far and subject.op.signature is not None and is_elementwise(subject.op):
+            doubts = _multiplied(doubts, wide, actual)
         if length > 1 and magnitude <= _NOTHING * largest(tensors(sizes)):
             # Equal numbers cancel as their sizes do, and not where every other one is 0.
             apart = [each(lambda v: _every_other(v) if is_inexact(v) else v, v) for v in sizes]
@@ -351,6 +354,21 @@ def _doubts(
                 by += multiplied * epsilon(a.dtype)
             ends |= numbers(one).abs() <= epsilon(a.dtype) * size
         found.append(Doubt(by, ends))
+    return found
+
+
+def _multiplied(doubts: list[Doubt], wide: list[Any], actual: Sequence[Any]) -> list[Doubt]:
+    """Adds what the arguments at each place may have multiplied a rounding inside of a formula by:
+    of ``gate * (1 + tanh(x))`` a gate of a thousand makes a thousand epsilons.
+    """
+    sizes = [numbers(value).abs().clamp(min=1) for value in tensors(wide) if is_inexact(value)]
+    most = math.prod(torch.broadcast_tensors(*sizes), start=torch.tensor(1.0)).nan_to_num(0.0, 0.0)
+    found = []
+    for doubt, a in zip(doubts, actual, strict=True):
+        if is_inexact(a) and most.shape == doubt.by.shape:
+            dtype = _SUMMED_IN.get(a.dtype, a.dtype)
+            doubt = doubt._replace(by=doubt.by + most * epsilon(dtype))
+        found.append(doubt)
     return found
 
 

@@ -9,8 +9,8 @@ namespace cuda_ops {
 
 // (1 + tanh(y)) / 2 is sigmoid(2 y).
 inline Tensor gelu_by_torch(const Tensor& x) {
-  const Tensor cubic = mul(mul(x, x), scalar(2 * gelu::kScale * gelu::kCubic, x));
-  const Tensor y = mul(add(cubic, scalar(2 * gelu::kScale, x)), x);
+  const Tensor cubic = mul(mul(x, x), scalar(gelu::kScale * gelu::kCubic, x));
+  const Tensor y = mul(add(cubic, scalar(gelu::kScale, x)), x);
   return mul(call<Tensor>("aten::sigmoid", "", y), x);
 }
 

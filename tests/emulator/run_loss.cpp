@@ -33,10 +33,10 @@ void run_case(std::mt19937& numbers, DType dtype, double tolerance, Case c) {
   std::vector<int64_t> labels(c.rows), count(1, -1);
   std::vector<double> lse(c.rows, NAN);
   for (size_t row = 0; row < c.rows; ++row) {
-    labels[row] = int64_t(numbers() % c.n);
+    labels[row] = c.n > 0 ? int64_t(numbers() % c.n) : 0;
     if (row % 5 == 2) labels[row] = -100;
     if (row % 7 == 3) labels[row] = int64_t(c.n);
-    if (row % 3 == 1) logits.set(row * step + numbers() % c.n, -INFINITY);
+    if (row % 3 == 1 && c.n > 0) logits.set(row * step + numbers() % c.n, -INFINITY);
   }
   allow_reads(labels.data(), labels.size() * 8);
   allow_reads(lse.data(), lse.size() * 8);
@@ -139,7 +139,10 @@ int main(int count, char** texts) {
                          {700, 24, 0, 0},
                          {700, 32, 0, 0.1},
                          {1, 1024, 0, 0},
-                         {50, 256, 8, 0.1}}) {
+                         {50, 256, 8, 0.1},
+                         {0, 64, 0, 0},
+                         {0, 9001, 0, 0.1},
+                         {5, 0, 0, 0}}) {
       run_case(numbers, dtype, tolerance, c);
     }
   }

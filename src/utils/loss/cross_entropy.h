@@ -96,7 +96,7 @@ inline CrossEntropyConfig cross_entropy_config(const CrossEntropy& p, const Devi
       cross_entropy_resident(size_of(p.dtype)) * (kCrossEntropyThreads / config.threads);
   const int64_t most = config.rows() > 1 ? device.sms * resident : kCrossEntropyMostBlocks;
   config.blocks = config.parts * (blocks < most ? blocks : most);
-  if (config.lanes <= 32 && detail::is_packs(p)) {
+  if (p.rows > 0 && config.lanes <= 32 && detail::is_packs(p)) {
     config.per_group = ceil_div(p.rows, config.blocks * config.rows());
   }
   return config;
