@@ -304,7 +304,7 @@ def test_ranks_get_what_one_process_would(ranks: Any, how: Any) -> None:
 
 
 def in_this_way(call: Mixture, way: str, rank: int) -> list[torch.Tensor | None]:
-    """Calls moe where something other than kernels has a say, at one rank alone or at all."""
+    """Calls moe where more than kernels takes part, at one rank or at all."""
     arguments = [
         value.detach().clone().requires_grad_(way != "inference")
         for value in call.of_rank(call.arguments(), rank)
@@ -317,7 +317,7 @@ def in_this_way(call: Mixture, way: str, rank: int) -> list[torch.Tensor | None]
     with contextlib.ExitStack() as around:
         if way == "inference":
             around.enter_context(torch.inference_mode())
-        if way in ("profiled", "recomputed by one who looks less") and rank == 1:
+        if way in ("profiled", "recomputed, one rank profiled before") and rank == 1:
             around.enter_context(torch.profiler.profile())
         if way == "saved elsewhere":
             around.enter_context(torch.autograd.graph.save_on_cpu())
@@ -329,16 +329,16 @@ def in_this_way(call: Mixture, way: str, rank: int) -> list[torch.Tensor | None]
         out = out.mul_(2)
         out.mul_(0.5)
     with contextlib.ExitStack() as around:
-        if way == "recomputed by one who looks more" and rank == 1:
+        if way == "recomputed, one rank profiled after" and rank == 1:
             around.enter_context(torch.profiler.profile())
         return [out.detach(), *gradients(out, arguments)]
 
 
 @pytest.mark.parametrize("way", [
     "plain", "profiled", "inference", "saved elsewhere", "recomputed",
-    "recomputed by one who looks less", "recomputed by one who looks more", "written to",
+    "recomputed, one rank profiled before", "recomputed, one rank profiled after", "written to",
 ])  # fmt: skip
-def test_whatever_looks_on_the_result_is_the_same(ranks: Any, way: str) -> None:
+def test_profilers_hooks_and_checkpoints_change_no_result(ranks: Any, way: str) -> None:
     world, together = ranks
     call = Mixture(TOKENS[:world], EXPERTS[:world], 2)
     wanted = (way != "inference",) * 4
