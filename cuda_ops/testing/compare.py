@@ -396,13 +396,13 @@ def _zero_factors(op: OpSpec, reference: _Reference, wide: list[Any]) -> list[to
     for one, other, both in zip(of(a), of(b), of(a - 2 * b), strict=True):
         if one.shape[: len(loop)] != loop or not torch.allclose(both, one - 2 * other):
             return []
-    infinite = x.isinf().view(-1, core)
+    infinite = x.isinf().reshape(-1, core)
     opened = [torch.zeros(one.shape, dtype=torch.bool) for one in of(a)]
     for place in infinite.any(0).nonzero().flatten()[:_MOST_PLACES]:
         unit = torch.zeros(infinite.shape)
         unit[:, place] = 1
         factors = of(unit)
-        here = infinite[:, place].view(loop)
+        here = infinite[:, place].reshape(loop)
         for is_open, factor in zip(opened, factors, strict=True):
             rows = here.view(*loop, *[1] * (factor.dim() - len(loop)))
             is_open |= rows & (factor.abs() <= _NOTHING * largest(factors))
