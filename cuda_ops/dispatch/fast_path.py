@@ -169,6 +169,7 @@ _QUESTIONS: dict[str, Any] = {
     "_jit": torch._C._is_tracing,
     "_profiler": torch.autograd.profiler,
 }
+# Made of the text that goes into generated code too: both ask the same questions.
 _is_interrupted: Callable[[], bool] = eval(f"lambda: {_INTERRUPTED}", _QUESTIONS)
 
 

@@ -130,7 +130,7 @@ class Gather:
         sums over ranks for its own rows.
         """
         arrived = self._wire.begin_all_to_all(partials, aside=aside)
-        return lambda: [self._summed(one) for one in arrived()]
+        return lambda: [_sum(self._by_rank(one)) for one in arrived()]
 
     def overlapped(
         self, chunks: int, run: Callable[..., torch.Tensor], first: int, experts: torch.Tensor,
@@ -155,10 +155,6 @@ class Gather:
             found.append(_sum(self._by_rank(rows, before)))
             before += rows.shape[0] // len(self._tokens)
         return torch.cat(found)
-
-    def _summed(self, parts: torch.Tensor) -> torch.Tensor:
-        """Returns the sums over ranks for this rank's rows."""
-        return _sum(self._by_rank(parts))
 
     def _by_rank(self, parts: torch.Tensor, before: int = 0) -> list[torch.Tensor]:
         """Returns what :func:`_sum` takes: this rank's rows alone, without those ``before``. The

@@ -331,8 +331,8 @@ def _doubts(
     the tensors.
     """
     tamed = [each(lambda v: _tamed(v) if is_inexact(v) else v, value) for value in wide]
-    at_one = reference(tamed)
-    size = largest(at_one)
+    of_tamed = reference(tamed)
+    size = largest(of_tamed)
     named = zip(sampled_arguments(op), wide, strict=False)
     factors = [abs(value) for one, value in named if str(one.real_type) == "float"]
     multiplied = size * min(_MOST_MULTIPLIED, max(filter(math.isfinite, factors), default=0.0))
@@ -343,7 +343,7 @@ def _doubts(
     open_ends = [torch.tensor(ends_alike)] * len(expected)
     zeros = open_ends if ends_alike else _zero_factors(op, reference, wide) or open_ends
     near_all = zip(*moved, strict=True)
-    for a, e, near, one, zero in zip(actual, expected, near_all, at_one, zeros, strict=True):
+    for a, e, near, one, zero in zip(actual, expected, near_all, of_tamed, zeros, strict=True):
         by = torch.zeros(e.shape, dtype=torch.float64)
         ends = torch.zeros(e.shape, dtype=torch.bool) | zero
         if is_inexact(e) and is_inexact(a):
