@@ -1,7 +1,7 @@
 """Measures cuda_ops.runtime beside what people write by hand: copies that overlap, and graphs.
 
 ``python -m benchmarks.runtime [copies|graphs|updates|events|peers ...] [--json FILE]`` needs a CUDA
-GPU.
+GPU. A file that is there keeps the parts that a run leaves out.
 
 ``copies``   a loop over batches whose copy takes as long as its computation: the loop of a
              tutorial, a pinned DataLoader, two buffers by hand, and ``prefetch``
@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import json
 import random
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -454,19 +456,31 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("benchmarks.runtime: needs a CUDA GPU, and torch sees none", file=sys.stderr)
         return 2
-    console, found = Console(), {}
-    console.print(report.environment())
+    console, known = Console(), report.environment()
+    found = _earlier(arguments.json)
+    console.print(known)
     for part in arguments.parts or _PARTS:
         if part == "peers" and torch.cuda.device_count() < 2:
             print("benchmarks.runtime: peers: not run, needs two CUDA GPUs", file=sys.stderr)
             continue
         rows = found[part] = _PARTS[part]()
+        found["environments"][part] = known
         table = Table(*rows[0], title=part)
         for row in rows:
             table.add_row(*map(_shown, row.values()))
         console.print(table)
         report.save(arguments.json, found)  # a part that fails loses no other
     return 0
+
+
+def _earlier(path: str | None) -> dict[str, Any]:
+    """Returns what a file has, so that a run of some parts keeps the others, each with its own
+    environment.
+    """
+    if path and Path(path).exists():
+        earlier: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))["results"]
+        return earlier
+    return {"environments": {}}
 
 
 def _shown(value: Any) -> str:

@@ -35,8 +35,14 @@ _OF = {
     "call_overhead": ("silu", "add_rms_norm_", "foreach_axpy", "fused_linear_gelu", "matmul",
                       "moe", "reduce_sum", "rms_norm", "rotary_embedding"),
     "dense_experts": ("moe",),
-    "moe_ranks": ("moe", "moe_send_"),
+    "models": ("moe", "moe_route"),
+    **dict.fromkeys(("moe_ranks", "moe_ranks_1", "moe_ranks_4"), ("moe", "moe_send_")),
+    "on_cpu": ("silu", "relu", "add", "gelu_approx", "silu_and_mul", "sum_rows", "reduce_sum",
+               "cumulative_sum", "bitonic_sort", "layer_norm", "matmul", "fused_linear_gelu"),
+    "runtime": ("moe", "rms_norm"),
 }  # fmt: skip
+#: Files whose figures are of no operator's speed.
+_OF_NONE = {"dev_loop", "dev_loop_2_cores", "dev_loop_cells", "mutants", "tuned"}
 _UNCOMMITTED = " with changes"
 _CALLS = re.compile(r"\.calls\(\s*\"([\w:]+)\"")
 #: Help texts of bindings; a kernel's are assembly.
@@ -69,7 +75,8 @@ def find(repo: Path = REPO) -> list[Finding]:
     operator of this repository.
 
     Raises:
-        BenchmarkError: git is not there, or the folder is no checkout of it.
+        BenchmarkError: git is not there, the folder is no checkout of it, or a file measured
+            operators that nothing names.
 
     Example::
 
@@ -80,10 +87,14 @@ def find(repo: Path = REPO) -> list[Finding]:
     pairs, _ = discovery.survey([repo / "src"])
     found = []
     for path in sorted((repo / "benchmarks" / "results").rglob("*.json")):
-        operators = _OF.get(path.stem, (path.stem,) if path.stem in pairs else ())
-        known = [name for name in operators if name in pairs]
-        if not known:
+        if path.stem in _OF_NONE:
             continue
+        known = [name for name in _OF.get(path.stem, (path.stem,)) if name in pairs]
+        if not known:
+            raise BenchmarkError(
+                f"{path}: expected a file named after an operator, such as {min(pairs)}.json, or "
+                "one that benchmarks/stale.py says the operators of"
+            )
         sources = _sources(known, pairs, repo)
         for commit, parts in _commits(path).items():
             name = path.relative_to(repo).as_posix()
@@ -136,8 +147,13 @@ def _commits(path: Path) -> dict[str, str]:
         raise BenchmarkError(
             f"{path}: expected a measurement with its commit: {error!r}"
         ) from error
-    counted: dict[str, Counter[str]] = {}
     results = data.get("results")
+    if isinstance(results, dict) and "environments" in results:  # parts, each of a run of its own
+        parts: dict[str, list[str]] = {}
+        for part, known in results["environments"].items():
+            parts.setdefault(known["commit"], []).append(part)
+        return {commit: ", ".join(names) for commit, names in parts.items()}
+    counted: dict[str, Counter[str]] = {}
     for result in results if isinstance(results, list) else ():
         if not isinstance(result, dict) or "peers" not in result:
             continue

@@ -178,6 +178,7 @@ _RUNS: dict[str, Callable[[], str]] = {
     "dense experts": _dense_experts,
     "experts on ranks": _experts_on_ranks,
     "ranks": partial(_ranks, "moe_ranks"),
+    "ranks of one": partial(_ranks, "moe_ranks_1"),
     "ranks of four": partial(_ranks, "moe_ranks_4"),
     "models": _models,
     "copies": _copies,

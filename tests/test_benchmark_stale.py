@@ -146,6 +146,24 @@ def test_measurements_of_no_operator_are_left_out_and_some_have_one(checkout: Ch
     assert changed["call_overhead"] == ("src/kernels/silu.cu",) and "dev_loop" not in changed
 
 
+def test_each_part_of_a_run_has_a_commit_of_its_own(checkout: Checkout) -> None:
+    checkout.write("src/bindings/moe.cpp", BINDING % ("moe", "none"))
+    checkout.write("src/kernels/moe.cu", KERNEL)
+    first = checkout.commit()
+    checkout.write("src/kernels/moe.cu", KERNEL.replace("2", "3"))
+    parts = {"copies": {"commit": checkout.commit()}, "graphs": {"commit": first}}
+    text = json.dumps({"environment": {"commit": first}, "results": {"environments": parts}})
+    checkout.write("benchmarks/results/h200/runtime.json", text)
+    found = {f.parts: f for f in stale.find(checkout.folder) if "runtime" in f.file}
+    assert found["graphs"].is_stale and not found["copies"].is_stale
+
+
+def test_a_file_of_operators_that_nothing_names_is_refused(checkout: Checkout) -> None:
+    checkout.measure("what_is_this", checkout.first)
+    with pytest.raises(BenchmarkError, match=r"what_is_this\.json: expected a file named after"):
+        stale.find(checkout.folder)
+
+
 def test_what_git_cannot_tell_is_said(checkout: Checkout) -> None:
     checkout.measure("operators/other", "1234567")
     checkout.measure("operators/halved", f"{checkout.first} with changes")
