@@ -14,7 +14,7 @@ import re
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -211,11 +211,12 @@ def _families(base: Path) -> str:
     runs, rows = reports(), []
     for page, pairs in _pages().items():
         title = page.read_text(encoding="utf-8")[2:].partition(":")[0]
-        measured = [result for pair in pairs if pair in runs for result in runs[pair].of(pair)]
+        of_pair = {pair: runs[pair].of(pair) for pair in pairs if pair in runs}
+        measured = [result for results in of_pair.values() for result in results]
         names = ", ".join(f"`{pair}`" for pair in pairs)
         gpus = ", ".join(dict.fromkeys(_gpu(runs[pair]) for pair in pairs if pair in runs))
         means = {
-            peer: f"{mean:.2f}x"
+            peer: f"{mean:.2f}x{_whose(of_pair, peer)}"
             for peer in peer_names(measured)
             if (mean := mean_ratio(measured, peer, CLIFF)) is not None
         }
@@ -224,10 +225,19 @@ def _families(base: Path) -> str:
         rows.append((f"[{title}]({_relative(page, base)})", names, gpus, *cells))
     heading = (
         f"{_machines(runs)}.\nThe peer's time over ours: geometric means of all cases that the "
-        f"peer has; a ratio above {CLIFF:g} counts as {CLIFF:g}."
+        f"peer has; a ratio above {CLIFF:g} counts as {CLIFF:g}.\nWhere only some of a row's "
+        "operators have a peer, brackets say which one, or how many."
     )
     table = markdown(("", "operators", "GPU", EAGER, COMPILE, "others"), rows)
     return f"{heading}\n\n{table}"
+
+
+def _whose(of_pair: Mapping[str, Sequence[CaseResult]], peer: str) -> str:
+    """Says whose a peer is, where it is not that of all operators of a page."""
+    having = [pair for pair, results in of_pair.items() if peer in peer_names(results)]
+    if len(having) == len(of_pair):
+        return ""
+    return f" (`{having[0]}`)" if len(having) == 1 else f" ({len(having)} of {len(of_pair)})"
 
 
 def _operators(base: Path) -> str:

@@ -82,6 +82,14 @@ def test_of_a_peer_that_has_some_cases_their_number_is_said() -> None:
     assert tables._mean_and_least(none, "eager") == ""
 
 
+def test_a_peer_of_some_operators_of_a_page_says_whose_it_is() -> None:
+    both = [result(peers={name: PeerResult(missing="?") for name in ("eager", "cub")})]
+    of_pair = {"f": both, "g": [result("g", peers={"eager": PeerResult(missing="?")})]}
+    assert tables._whose(of_pair, "eager") == ""
+    assert tables._whose(of_pair, "cub") == " (`f`)"
+    assert tables._whose({**of_pair, "h": both}, "cub") == " (2 of 3)"
+
+
 @pytest.mark.slow
 def test_pictures_are_drawn_and_repeatable(tmp_path: Path) -> None:
     compute = result("g", "big", flops=10**9, bound="compute")
