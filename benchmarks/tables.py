@@ -201,14 +201,18 @@ def _working(base: Path) -> str:
             ),
         ),
     ]
-    return markdown(("", "takes", "against"), rows)
+    made = "; ".join(
+        f"{name} on an {known['device']}, torch {known['torch']}, {known['date']}"
+        for name, known in (("the loop", loop["environment"]), ("calls", calls["environment"]))
+    )
+    return f"Measured: {made}.\n\n{markdown(('', 'takes', 'against'), rows)}"
 
 
 def _families(base: Path) -> str:
     """Has one line for each page of docs/kernels: means alone, in which no cliff of a peer counts
     for more than it should.
     """
-    runs, rows = reports(), []
+    runs, rows = _runs(), []
     for page, pairs in _pages().items():
         title = page.read_text(encoding="utf-8")[2:].partition(":")[0]
         of_pair = {pair: runs[pair].of(pair) for pair in pairs if pair in runs}
@@ -225,24 +229,35 @@ def _families(base: Path) -> str:
         rows.append((f"[{title}]({_relative(page, base)})", names, gpus, *cells))
     heading = (
         f"{_machines(runs)}.\nThe peer's time over ours: geometric means of all cases that the "
-        f"peer has; a ratio above {CLIFF:g} counts as {CLIFF:g}.\nWhere only some of a row's "
-        "operators have a peer, brackets say which one, or how many."
+        f"peer has; a ratio above {CLIFF:g} counts as {CLIFF:g}.\nBrackets say which of a row's "
+        "operators have a peer, or how many of them or of their cases, where not all do."
     )
     table = markdown(("", "operators", "GPU", EAGER, COMPILE, "others"), rows)
     return f"{heading}\n\n{table}"
 
 
-def _whose(of_pair: Mapping[str, Sequence[CaseResult]], peer: str) -> str:
-    """Says whose a peer is, where it is not that of all operators of a page."""
-    having = [pair for pair, results in of_pair.items() if peer in peer_names(results)]
-    if len(having) == len(of_pair):
-        return ""
-    return f" (`{having[0]}`)" if len(having) == 1 else f" ({len(having)} of {len(of_pair)})"
+def _runs() -> dict[str, Report]:
+    """Returns the committed run that has an operator's cases, by the operator's name."""
+    return {op: report for report in reports().values() for op in report.operators()}
+
+
+def _whose(of_pair: Mapping[str, list[CaseResult]], peer: str) -> str:
+    """Says which operators of a page have a peer, and in how many of their cases, unless all do."""
+    having = {op: results for op, results in of_pair.items() if ratios_of(results, peer)}
+    said = []
+    if len(having) < len(of_pair):
+        some = f"{len(having)} of {len(of_pair)}"
+        said.append(some if len(having) > 1 else ", ".join(f"`{op}`" for op in having))
+    cases = sum(map(len, having.values()))
+    compared = sum(len(ratios_of(results, peer)) for results in having.values())
+    if compared < cases:
+        said.append(f"{compared} of {cases} cases")
+    return f" ({'; '.join(said)})" if said else ""
 
 
 def _operators(base: Path) -> str:
     """Has one line for each operator that a page of docs/kernels names in its title."""
-    runs = reports()
+    runs = _runs()
     links = {
         pair: f"[`{pair}`]({_relative(page, base)})"
         for page, pairs in _pages().items()
@@ -331,8 +346,9 @@ def _behind(base: Path) -> str:
                 if slower:
                     worst = min(slower, key=lambda case: slower[case])
                     count = f"{len(slower)} of {len(ratios)} cases"
-                    rows.append((f"`{op}`", peer, count, worst, f"{slower[worst]:.2f}x"))
-    header = ("operator", "faster peer", "in", "worst case", "its time over ours")
+                    least = f"{slower[worst]:.2f}x"
+                    rows.append((f"`{op}`", _gpu(report), peer, count, worst, least))
+    header = ("operator", "GPU", "faster peer", "in", "worst case", "its time over ours")
     return markdown(header, rows)
 
 
@@ -421,7 +437,7 @@ def _peer(peer: PeerResult | None) -> str:
 
 def _cases_of(operators: Sequence[str]) -> str:
     """Has the cases of some operators, with a time and what their peers took."""
-    measured = {op: r for r in reports().values() for op in r.operators() if op in operators}
+    measured = {op: run for op, run in _runs().items() if op in operators}
     if missing := [op for op in operators if op not in measured]:
         raise BenchmarkError(f"no committed run has {', '.join(missing)}")
     made = {(e["device"], e["torch"], e["cuda"], e["date"], e["commit"])

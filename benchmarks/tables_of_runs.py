@@ -90,7 +90,8 @@ def _models() -> str:
     heading = (
         f"{layers} layers of the real shape, random weights, bfloat16; {known['device']}, torch "
         f"{known['torch']}, transformers\n{run['results']['transformers']}, {known['date']}, "
-        "`python -m benchmarks.models`; a ratio is of times taken in turns."
+        "`python -m benchmarks.models`; a ratio is the median over\nturns, so it may differ from "
+        "that of the two medians beside it."
     )
     table = markdown(("model", "", "transformers' best", "use_moe", "faster"), rows)
     return f"{heading}\n\n{table}"

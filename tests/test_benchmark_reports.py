@@ -83,11 +83,15 @@ def test_of_a_peer_that_has_some_cases_their_number_is_said() -> None:
 
 
 def test_a_peer_of_some_operators_of_a_page_says_whose_it_is() -> None:
-    both = [result(peers={name: PeerResult(missing="?") for name in ("eager", "cub")})]
-    of_pair = {"f": both, "g": [result("g", peers={"eager": PeerResult(missing="?")})]}
+    there, missing = PeerResult(around(2e-5), around(2.0)), PeerResult(missing="?")
+    both = [result(peers={"eager": there, "cub": there})]
+    of_pair = {"f": both, "g": [result("g", peers={"eager": there, "cub": missing})]}
     assert tables._whose(of_pair, "eager") == ""
     assert tables._whose(of_pair, "cub") == " (`f`)"
     assert tables._whose({**of_pair, "h": both}, "cub") == " (2 of 3)"
+    some = [*both, result(case="2K", peers={"eager": missing})]
+    assert tables._whose({"f": some}, "eager") == " (1 of 2 cases)"
+    assert tables._whose({**of_pair, "f": some}, "cub") == " (`f`; 1 of 2 cases)"
 
 
 @pytest.mark.slow

@@ -382,7 +382,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--check", action="store_true",
-        help="run the checks of each operator that take seconds; with --verbose, list each",
+        help="run most checks of each operator, in about half a minute; --verbose lists each",
     )  # fmt: skip
     parser.add_argument(
         "--debug", action="store_true",
