@@ -479,7 +479,7 @@ def _earlier(path: str | None) -> dict[str, Any]:
     """
     if path and Path(path).exists():
         earlier: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))["results"]
-        return earlier
+        return {"environments": {}, **earlier}
     return {"environments": {}}
 
 
