@@ -30,8 +30,8 @@ _ROUNDS, _CALLS = 9, 3
 
 
 #: Functions of torch, and the shapes of their arguments for so many rows.
-_CASES: dict[str, tuple[Callable[..., torch.Tensor], Callable[[int], tuple[tuple[int, ...], ...]]]]
-_CASES = {
+CASES: dict[str, tuple[Callable[..., torch.Tensor], Callable[[int], tuple[tuple[int, ...], ...]]]]
+CASES = {
     "silu": (F.silu, lambda n: ((n, 1024),)),
     "relu": (F.relu, lambda n: ((n, 1024),)),
     "add": (torch.add, lambda n: ((n, 1024), (n, 1024))),
@@ -50,7 +50,7 @@ _CASES = {
 def measure(rows: int) -> list[dict[str, Any]]:
     """Returns microseconds and ratios of each operator, in float32 and bfloat16."""
     results = []
-    for name, (function, shapes) in _CASES.items():
+    for name, (function, shapes) in CASES.items():
         operator = getattr(cuda_ops, name)
         for dtype in (torch.float32, torch.bfloat16):
             arguments = [torch.randn(shape).to(dtype) for shape in shapes(rows)]

@@ -22,6 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import on_cpu
 from benchmarks.report import REPO
 from cuda_ops import output
 from cuda_ops.build import discovery, source_text
@@ -37,9 +38,8 @@ _OF = {
     "dense_experts": ("moe",),
     "models": ("moe", "moe_route"),
     **dict.fromkeys(("moe_ranks", "moe_ranks_1", "moe_ranks_4"), ("moe", "moe_send_")),
-    "on_cpu": ("silu", "relu", "add", "gelu_approx", "silu_and_mul", "sum_rows", "reduce_sum",
-               "cumulative_sum", "bitonic_sort", "layer_norm", "matmul", "fused_linear_gelu"),
-    "runtime": ("moe", "rms_norm"),
+    "on_cpu": tuple(on_cpu.CASES),
+    "runtime": ("moe", "rms_norm"),  # those of its graphs; its other parts call none
 }  # fmt: skip
 #: Files whose figures are of no operator's speed.
 _OF_NONE = {"dev_loop", "dev_loop_2_cores", "dev_loop_cells", "mutants", "tuned"}
