@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.models [--model NAME ...] [--case NAME ...] [--json FILE]`` needs a CUDA GPU
 and transformers 5.17 or later. ``--device cpu --tiny`` runs the same with a toy, whose times say
-nothing.
+nothing. A file that is there keeps the cases that a run leaves out.
 
 A model has a few layers of the real one's shape, random weights in bfloat16, made where it runs,
 and attention by SDPA. The peers are transformers' own ways of running experts, ``eager``,
@@ -350,19 +350,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import transformers
 
     device, sizes = torch.device(options.device), TINY if options.tiny else Sizes()
-    console, rows, failed = Console(), [], []
-    console.print(report.environment(device), f"transformers {transformers.__version__}")
+    console, known, found = Console(), report.environment(device), report.earlier(options.json)
+    known["transformers"] = transformers.__version__
+    console.print(known)
+    rows: list[dict[str, Any]] = []
+    failures = 0
     for name in options.model:
         model = made(name, sizes, device)
         for case in options.case:
             try:
                 measured = run_case(model, case, sizes, device)
             except RuntimeError as error:  # such as no memory: it loses no other case
-                failed.append({"model": name, "case": case, "error": str(error)})
                 print(f"benchmarks.models: {name}: {case}: {error}", file=sys.stderr)
+                own, failed = [], [{"model": name, "case": case, "error": str(error)}]
             else:
-                rows += [{"model": name, "layers": sizes.layers, **row} for row in measured]
-            _save(options.json, rows, failed, transformers.__version__)
+                own = [{"model": name, "layers": sizes.layers, **row} for row in measured]
+                failed = []
+            _put(found, name, case, known, cases=own, failed=failed)
+            report.save(options.json, found)
+            rows += own
+            failures += len(failed)
             model.zero_grad(set_to_none=True)
             torch.compiler.reset()
             gc.collect()
@@ -370,7 +377,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 torch.cuda.empty_cache()
         del model
     console.print(_table(rows))
-    return 1 if failed else 0
+    return 1 if failures else 0
 
 
 def _missing(options: argparse.Namespace) -> str:
@@ -388,11 +395,18 @@ def _missing(options: argparse.Namespace) -> str:
     return ""
 
 
-def _save(
-    path: str | None, rows: Sequence[Mapping[str, Any]], failed: list[Any], version: str
-) -> None:
-    cases = [{k: asdict(v) if isinstance(v, Interval) else v for k, v in r.items()} for r in rows]
-    report.save(path, {"transformers": version, "cases": cases, "failed": failed})
+def _put(
+    found: dict[str, Any], name: str, case: str, known: Mapping[str, str],
+    **rows: Sequence[Mapping[str, Any]],
+) -> None:  # fmt: skip
+    """Puts one case, with its environment, in the place of what an earlier run found of it."""
+    for key, new in rows.items():
+        kept = [r for r in found.get(key, ()) if (r["model"], r["case"]) != (name, case)]
+        plain = (
+            {k: asdict(v) if isinstance(v, Interval) else v for k, v in r.items()} for r in new
+        )
+        found[key] = [*kept, *plain]
+    found["environments"][f"{name}, {case}"] = known
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -18,13 +18,11 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import random
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -457,7 +455,7 @@ def main() -> int:
         print("benchmarks.runtime: needs a CUDA GPU, and torch sees none", file=sys.stderr)
         return 2
     console, known = Console(), report.environment()
-    found = _earlier(arguments.json)
+    found = report.earlier(arguments.json)
     console.print(known)
     for part in arguments.parts or _PARTS:
         if part == "peers" and torch.cuda.device_count() < 2:
@@ -471,16 +469,6 @@ def main() -> int:
         console.print(table)
         report.save(arguments.json, found)  # a part that fails loses no other
     return 0
-
-
-def _earlier(path: str | None) -> dict[str, Any]:
-    """Returns what a file has, so that a run of some parts keeps the others, each with its own
-    environment.
-    """
-    if path and Path(path).exists():
-        earlier: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))["results"]
-        return {"environments": {}, **earlier}
-    return {"environments": {}}
 
 
 def _shown(value: Any) -> str:

@@ -86,10 +86,14 @@ def _models() -> str:
             theirs = f"{milliseconds[name, what, best]:.3g} ms, {best}"
             ours = f"{milliseconds[name, what, 'use_moe']:.3g} ms"
             rows.append((name, case["what"], theirs, ours, f"{case['best_over']['value']:.2f}x"))
-    known, layers = run["environment"], cases[0]["layers"]
+    known = run["results"]["environments"].values()
+    device, torch, transformers, date = (
+        " and ".join(sorted({one[key] for one in known}))
+        for key in ("device", "torch", "transformers", "date")
+    )
     heading = (
-        f"{layers} layers of the real shape, random weights, bfloat16; {known['device']}, torch "
-        f"{known['torch']}, transformers\n{run['results']['transformers']}, {known['date']}, "
+        f"{cases[0]['layers']} layers of the real shape, random weights, bfloat16; {device}, torch "
+        f"{torch}, transformers\n{transformers}, {date}, "
         "`python -m benchmarks.models`; a ratio is the median over\nturns, so it may differ from "
         "that of the two medians beside it."
     )

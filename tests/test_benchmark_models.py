@@ -41,6 +41,24 @@ def test_an_old_transformers_is_named(
     assert "needs transformers 5.17 or later, got 4.57.1" in capsys.readouterr().err
 
 
+def test_a_file_keeps_the_cases_that_a_run_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.json"
+    run = [*TINY, "--json", str(path), "--case"]
+    monkeypatch.setenv("CUDA_OPS_COMMIT", "before")
+    assert models.main([*run, "token", "prefill"]) == 0, capsys.readouterr().err
+    first = json.loads(path.read_text())["results"]
+    monkeypatch.setenv("CUDA_OPS_COMMIT", "after")
+    assert models.main([*run, "prefill"]) == 0, capsys.readouterr().err
+    results = json.loads(path.read_text())["results"]
+    commits = {name: known["commit"] for name, known in results["environments"].items()}
+    assert commits == {"Qwen3-30B-A3B, token": "before", "Qwen3-30B-A3B, prefill": "after"}
+    tokens = [row for row in first["cases"] if row["case"] == "token"]
+    assert results["cases"][: len(tokens)] == tokens
+    assert len(results["cases"]) == len(first["cases"]) and results["cases"] != first["cases"]
+
+
 # What torch.compile says about code of transformers.
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a")
 @pytest.mark.parametrize("name", models.CASES)
@@ -51,7 +69,8 @@ def test_a_case_has_a_row_for_each_way(
     assert models.main([*TINY, "--case", name, "--json", str(path)]) == 0, capsys.readouterr().err
     saved = json.loads(path.read_text())
     assert {"device", "date", "torch", "commit"} <= saved["environment"].keys()
-    assert saved["results"]["transformers"].startswith("5.") and saved["results"]["failed"] == []
+    (environment,) = saved["results"]["environments"].values()
+    assert environment["transformers"].startswith("5.") and saved["results"]["failed"] == []
     case, rows = models.CASES[name], saved["results"]["cases"]
     assert [row["way"] for row in rows] == [*case.peers, "use_moe"]
     for row in rows:
