@@ -14,12 +14,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any
 
 _GROUP = re.compile(r"\([^()[\]]*\)|\[[^()[\]]*\]")
 _DIM = re.compile(r"(\d{0,18})([A-Za-z_]\w*)|(\d{1,18})")  # numbers of 64 bits
 
 
+@cache
 def factor_and_name(dim: str) -> tuple[int, str]:
     """Splits a dim: ``"2d"`` is ``(2, "d")``, ``"d"`` is ``(1, "d")``, ``"3"`` is ``(3, "")``."""
     match = _DIM.fullmatch(dim)
@@ -49,9 +51,9 @@ class Group:
         """Returns the shape of a tensor with these loop dims, if it may have any."""
         return (*(loop if self.loops else ()), *(size_of(dim, sizes) for dim in self.core))
 
-    @property
-    def names(self) -> set[str]:
-        return {factor_and_name(dim)[1] for dim in self.core} - {""}
+    @cached_property
+    def names(self) -> frozenset[str]:
+        return frozenset(factor_and_name(dim)[1] for dim in self.core) - {""}
 
     def __str__(self) -> str:
         dims = ",".join(self.core)
@@ -70,12 +72,12 @@ class Signature:
         """Whether tensors have loop dims only."""
         return all(group == Group(()) for group in (*self.inputs, *self.outputs))
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """The named dims of the inputs, sorted."""
         return tuple(sorted(set().union(*(group.names for group in self.inputs))))
 
-    @property
+    @cached_property
     def int_names(self) -> tuple[str, ...]:
         """The dims of the outputs whose sizes are int arguments, sorted."""
         outputs = set().union(*(group.names for group in self.outputs))

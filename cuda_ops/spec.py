@@ -248,11 +248,11 @@ class OpSpec:
         takes_gradients = any(name.startswith("grad_") for name in self.argument_names)
         return bool(self.random) and not takes_gradients
 
-    @property
+    @cached_property
     def argument_names(self) -> tuple[str, ...]:
         return tuple(argument.name for argument in self.parsed.arguments)
 
-    @property
+    @cached_property
     def tensor_positions(self) -> tuple[int, ...]:
         """Positions of the arguments of type ``Tensor`` and ``Tensor?``."""
         return tuple(

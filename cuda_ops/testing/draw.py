@@ -212,7 +212,16 @@ def _belongs(sample: Sample) -> set[Values]:
 
 
 def chosen(subject: Subject, draw: Draw) -> list[Sample]:
-    """Returns up to ``draw.count`` different samples, always the same, the smallest first."""
+    """Returns up to ``draw.count`` different samples, always the same, the smallest first.
+
+    They are chosen once, since checks on a CPU and on a GPU, and several checks, ask for the same.
+    """
+    if draw not in subject.drawn:
+        subject.drawn[draw] = tuple(_choose(subject, draw))
+    return list(subject.drawn[draw])
+
+
+def _choose(subject: Subject, draw: Draw) -> list[Sample]:
     if draw.count == 0:
         return [Sample(())]
     if draw.listed is not None and follows_line(subject):

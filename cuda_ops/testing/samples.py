@@ -221,8 +221,8 @@ def _draw_sample(draw: st.DrawFn, op: OpSpec, scalars: dict[int, st.SearchStrate
     everything = (*groups, *op.signature.outputs)
     sizes = _CORE_SIZES if op.tensor_positions else _LOOP_SIZES
     for name in op.drawn_dims:
-        having = [group for group in everything if name in group.names]
-        fitting = [size for size in sizes if size <= room_beside(having)]
+        room = room_beside(group for group in everything if name in group.names)
+        fitting = [size for size in sizes if size <= room]
         fitting = [size for size in fitting if size in ranges[name]] or [ranges[name].least]
         core[name] = draw(st.sampled_from(fitting), label=name)
     room = room_beside(everything)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -77,6 +77,8 @@ class Subject:
     kernel_samples: tuple[Sample, ...] = ()
     #: Why there is no gradient, if it is known.
     why_no_gradient: str = ""
+    #: What :func:`cuda_ops.testing.draw.chosen` chose, by its ``Draw``.
+    drawn: dict[Any, tuple[Sample, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def by_line(self) -> bool:
