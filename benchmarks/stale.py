@@ -3,7 +3,9 @@
 ``python -m benchmarks.stale`` takes the commits that each JSON of benchmarks/results names, and
 asks git whether the sources of its operators say the same now: both files, the headers that they
 include, and those of the operators that they call. Comments, help texts and places do not count.
-The exit status is 1 if a measurement is stale, and 2 if git cannot tell of any.
+Where no kernel includes what changed, the device ran the code of today: only the host's time and
+what a binding decides, such as the size of a launch, may differ. The exit status is 1 if a
+measurement is stale, and 2 if git cannot tell of any.
 """
 
 from __future__ import annotations
@@ -62,6 +64,8 @@ class Finding:
     parts: str
     #: The sources that say something else now, relative to the repository.
     changed: tuple[str, ...] = ()
+    #: Those of them that are kernels, or that kernels include.
+    kernels: tuple[str, ...] = ()
     #: Why git cannot tell, if so.
     unknown: str = ""
 
@@ -95,10 +99,12 @@ def find(repo: Path = REPO) -> list[Finding]:
                 f"{path}: expected a file named after an operator, such as {min(pairs)}.json, or "
                 "one that benchmarks/stale.py says the operators of"
             )
-        sources = _sources(known, pairs, repo)
+        sources, kernels = _sources(known, pairs, repo)
         for commit, parts in _commits(path).items():
             name = path.relative_to(repo).as_posix()
-            found.append(_finding(git, Finding(name, tuple(known), commit, parts), sources))
+            finding = _finding(git, Finding(name, tuple(known), commit, parts), sources)
+            changed = tuple(name for name in finding.changed if name in kernels)
+            found.append(replace(finding, kernels=changed))
     return found
 
 
@@ -115,11 +121,14 @@ def _finding(git: _Git, finding: Finding, sources: Mapping[str, Path]) -> Findin
     return replace(finding, changed=changed, unknown=text)
 
 
-def _sources(names: Iterable[str], pairs: Mapping[str, Pair], repo: Path) -> dict[str, Path]:
+def _sources(
+    names: Iterable[str], pairs: Mapping[str, Pair], repo: Path
+) -> tuple[dict[str, Path], set[str]]:
     """Returns the files of operators and of those that they call, by their path in the
-    repository.
+    repository, and which of them kernels are made of.
     """
     found: dict[str, Path] = {}
+    kernels: set[str] = set()
     todo, seen = list(names), set()
     while todo:
         name = todo.pop()
@@ -128,10 +137,13 @@ def _sources(names: Iterable[str], pairs: Mapping[str, Pair], repo: Path) -> dic
         seen.add(name)
         pair = pairs[name]
         todo += _CALLS.findall(pair.code)
-        for file in pair.files():
-            if file.is_relative_to(repo):
-                found[file.relative_to(repo).as_posix()] = file
-    return found
+        for source, files in pair.read().closures.items():
+            for file in files:
+                if file.is_relative_to(repo):
+                    found[file.relative_to(repo).as_posix()] = file
+                    if source.suffix == ".cu":
+                        kernels.add(file.relative_to(repo).as_posix())
+    return found, kernels
 
 
 def _commits(path: Path) -> dict[str, str]:
@@ -248,16 +260,20 @@ def _code(text: str, path: Path) -> list[str]:
 
 def render(findings: Sequence[Finding]) -> Table:
     """Returns a line for each finding that is stale or cannot be told."""
-    table = Table("measurement", "commit", "what", "changed since")
+    table = Table("measurement", "commit", "what", "kernels that changed", "other code")
     for finding in findings:
         if not finding.changed and not finding.unknown:
             continue
-        names = [Path(name).name for name in finding.changed]
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        why = finding.unknown or ", ".join(names[:_SHOWN]) + more
+        others = [name for name in finding.changed if name not in finding.kernels]
         file = finding.file.removeprefix("benchmarks/results/")
-        table.add_row(file, finding.commit, finding.parts, why)
+        why = finding.unknown or _named(finding.kernels)
+        table.add_row(file, finding.commit, finding.parts, why, _named(others))
     return table
+
+
+def _named(files: Sequence[str]) -> str:
+    more = f" and {len(files) - _SHOWN} more" if len(files) > _SHOWN else ""
+    return ", ".join(Path(name).name for name in files[:_SHOWN]) + more
 
 
 @output.command
@@ -283,8 +299,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             output.keep_words(console, table)
             console.print(table)
         fresh = len(findings) - len(stale) - len(unknown)
+        by_kernels = sum(bool(finding.kernels) for finding in stale)
         console.print(
-            f"{len(stale)} stale, {len(unknown)} unknown, {fresh} with the sources of today"
+            f"{len(stale)} stale, {by_kernels} of them by a kernel; {len(unknown)} unknown, "
+            f"{fresh} with the sources of today"
         )
     if stale:
         return STALE

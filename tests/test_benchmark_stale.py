@@ -94,6 +94,17 @@ def test_a_header_that_changed_makes_all_stale_that_include_it(checkout: Checkou
     assert set(checkout.changed().values()) == {("src/utils/shared.h",)}
 
 
+def test_a_change_that_no_kernel_includes_is_told_apart(checkout: Checkout) -> None:
+    binding = (BINDING % ("other", "none")).replace("()->()", "(n)->(n)")
+    checkout.write("src/bindings/other.cpp", binding)
+    (found,) = [f for f in stale.find(checkout.folder) if f.is_stale]
+    assert found.changed == ("src/bindings/other.cpp",) and found.kernels == ()
+    checkout.write("src/utils/shared.h", "long shared();\n")
+    found = next(f for f in stale.find(checkout.folder) if f.operators == ("other",))
+    assert found.changed == ("src/bindings/other.cpp", "src/utils/shared.h")
+    assert found.kernels == ("src/utils/shared.h",)
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [
@@ -178,12 +189,14 @@ def test_the_command_says_what_is_stale_and_its_status(
 ) -> None:
     monkeypatch.setattr(stale, "REPO", checkout.folder)
     assert stale.main([]) == 0
-    assert capsys.readouterr().out == "0 stale, 0 unknown, 3 with the sources of today\n"
+    assert capsys.readouterr().out == (
+        "0 stale, 0 of them by a kernel; 0 unknown, 3 with the sources of today\n"
+    )
     checkout.write("src/kernels/other.cu", KERNEL.replace("2", "3"))
     assert stale.main([]) == 1
     out = capsys.readouterr().out
     assert "h200/operators/other.json" in out and "other.cu" in out and "halved" not in out
-    assert "1 stale, 0 unknown, 2 with the sources of today" in out
+    assert "1 stale, 1 of them by a kernel; 0 unknown, 2 with the sources of today" in out
     assert stale.main(["--json"]) == 1
     entries = json.loads(capsys.readouterr().out)
     assert [entry["stale"] for entry in entries] == [False, False, True]
@@ -191,7 +204,7 @@ def test_the_command_says_what_is_stale_and_its_status(
     for name in ("doubled", "halved", "other"):
         checkout.measure(f"operators/{name}", "1234567")
     assert stale.main([]) == 2
-    assert "0 stale, 3 unknown" in capsys.readouterr().out
+    assert "0 stale, 0 of them by a kernel; 3 unknown" in capsys.readouterr().out
 
 
 def test_without_git_it_says_so(
