@@ -91,10 +91,9 @@ REFUSED = [
 def test_shapes_are_refused_as_they_were_given(
     a: tuple[int, ...], b: tuple[int, ...], expected: str, device: str
 ) -> None:
-    for precision, op in PRECISIONS.items():
+    for precision in PRECISIONS:
         x, y = torch.ones(a, device=device), torch.ones(b, device=device)
-        name = op if len(a) > 1 < len(b) else "matmul"
-        with pytest.raises(RuntimeError, match=f"^cuda_ops::{name}: .*{re.escape(expected)}"):
+        with pytest.raises(RuntimeError, match=f"^cuda_ops::matmul: .*{re.escape(expected)}"):
             cuda_ops.matmul(x, y, precision=precision)
 
 

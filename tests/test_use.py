@@ -21,6 +21,7 @@ from torch.utils import checkpoint
 import cuda_ops
 from cuda_ops.build.discovery import BUILTIN_ROOT
 from cuda_ops.compile_ops import compile_ops
+from cuda_ops.dispatch import naming
 from cuda_ops.errors import BuildError
 from cuda_ops.registry import registry
 
@@ -140,6 +141,49 @@ print(torch.jit.load({str(tmp_path / "model.pt")!r})(torch.zeros(1)).item())
 
 
 @pytest.mark.usefixtures("shipped")
+@pytest.mark.parametrize("wants", [False, True], ids=["plain", "with a gradient"])
+@pytest.mark.parametrize(
+    ("op", "arguments", "message"),
+    [
+        (
+            "softmax_cross_entropy",
+            ([3, 4], torch.zeros(3)),
+            "argument 'labels': expected dtype int64, got float32",
+        ),
+        (
+            "moe",
+            ([4, 8], [4, 4], [4, 16, 8], [4, 8, 8], 9),
+            "argument 'top_k': expected at most 4, the size of dim 'e', got 9",
+        ),
+        (
+            "moe",
+            ([4, 8], [4, 4], torch.ones(4, 16, 8, dtype=torch.float16), [4, 8, 8], 2),
+            "argument 'w_gate_up': expected dtype float32 like 'x', got float16",
+        ),
+    ],
+    ids=["cross entropy", "routing", "experts"],
+)
+def test_what_a_part_refuses_is_said_of_the_operator_that_was_called(
+    op: str, arguments: tuple[Any, ...], message: str, wants: bool
+) -> None:
+    given = [torch.ones(a, requires_grad=wants) if isinstance(a, list) else a for a in arguments]
+    with pytest.raises(RuntimeError) as caught:
+        getattr(cuda_ops, op)(*given)
+    assert str(caught.value) == f"cuda_ops::{op}: {message}"
+
+
+def test_other_errors_of_a_part_are_left_alone() -> None:
+    op, names = registry().operators("moe")["moe"].spec, {"x", "top_k"}
+    for error in (
+        RuntimeError("cuda_ops::moe_experts: argument 'weights': no argument of moe"),
+        RuntimeError("other::moe_experts: argument 'x': of another library"),
+        RuntimeError("cuda_ops::moe: argument 'x': its own"),
+        RuntimeError("out of memory"),
+        NotImplementedError("cuda_ops::moe_route: argument 'x': not an error of ours"),
+    ):
+        naming.retell_part(op, names, error)
+
+
 def test_sparse_tensors_are_refused() -> None:
     for arguments, name in (((X.to_sparse(), X), "a"), ((X, X.to_sparse()), "b")):
         with pytest.raises(RuntimeError, match=f"argument '{name}': expected a strided tensor"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NoReturn
 
 from cuda_ops.derive.checks import refusal
@@ -14,6 +14,8 @@ from cuda_ops.spec import OpSpec
 _NOT_CONVERTED = re.compile(
     r"(\S+)\(\) Expected a value of type '(.+?)' for argument '(\w+)' but instead found type"
 )
+#: How operators refuse an argument.
+_REFUSED = re.compile(r"(\w+)::(\w+): argument '(\w+)")
 #: What errors call the types of schemas.
 _WORDS = {
     "Tensor": "a tensor", "List[Tensor]": "a list of tensors", "float": "a number",
@@ -59,6 +61,25 @@ def retell(op: OpSpec, error: RuntimeError, values: Sequence[Any]) -> None:
         expected = _WORDS.get(kind, kind) + (" or None" if optional else "")
         actual = _type_of(values[op.argument_names.index(found[3])])
         raise RuntimeError(refusal(op, found[3], expected, actual)) from None
+
+
+def retell_part(op: OpSpec, arguments: Collection[str], error: RuntimeError) -> None:
+    """Raises an error in the name of the operator that was called, where another one that it calls
+    refused an argument of the same name. Returns from any other.
+
+    Args:
+        op: the operator that was called.
+        arguments: the names of its arguments, as its public function has them.
+        error: what a call of it raised.
+    """
+    found = _REFUSED.match(str(error))
+    if (
+        found
+        and type(error) is RuntimeError
+        and (found[1], found[3] in arguments) == (op.namespace, True)
+        and found[2] != op.name
+    ):
+        raise RuntimeError(op.qualname + str(error)[found.end(2) :]) from None
 
 
 def _type_of(value: Any) -> str:

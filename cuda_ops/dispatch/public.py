@@ -50,7 +50,9 @@ def renew(operator: Served) -> None:
 
 
 def _public(operator: Served) -> FunctionType:
-    """Wraps what the plugin made of the operator in a function whose identity lasts."""
+    """Wraps what the plugin made of the operator in a function whose identity lasts. An argument
+    that an operator called by it refuses is refused in this one's name.
+    """
     wrapper = operator.now.public
     if wrapper is None:
         return _generate(operator, hides=bool(operator.spec.hidden), draws=operator.spec.draws)
@@ -76,7 +78,16 @@ def _public(operator: Served) -> FunctionType:
     op = operator.spec
     starred = {part.lstrip("*") for part in parts if part.startswith("*")}
     tensors = [name for name in _tensor_names(op) if name in shown.keys() - starred]
-    body = f"return _wrapper({', '.join(passed)})"
+    defaults |= {
+        "_tracing": torch.compiler.is_dynamo_compiling,
+        "_RuntimeError": RuntimeError,
+        "_retell_part": functools.partial(naming.retell_part, op, frozenset(shown)),
+    }
+    call = f"return _wrapper({', '.join(passed)})"
+    body = (
+        f"if not _tracing():\n    try:\n        {call}\n"
+        f"    except _RuntimeError as _error:\n        _retell_part(_error)\n        raise\n{call}"
+    )
     if tensors:
         before, used = _intercepted(operator, tensors, ", ".join(passed))
         body, defaults = before + body, defaults | used
