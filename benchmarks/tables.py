@@ -297,7 +297,8 @@ def _heading(runs: dict[str, Report]) -> str:
         f"{_machines(runs)}.\nRatios are the peer's time over ours, so above 1 we are faster: the "
         "geometric mean of all cases\nthat the peer has (worst case; capped: the mean where a "
         f"ratio above {CLIFF:g}, a cliff of the peer's, counts as {CLIFF:g}).\nNo share of a "
-        "ceiling is above 100 %: what goes above a measured one raises it for its run.\n"
+        "ceiling is above 100 %: a case that goes above a measured one raises it for\nits run, and "
+        "its row says so.\n"
         "`python -m benchmarks OP` measures one operator."
     )
 
@@ -310,10 +311,13 @@ def _summary(results: list[CaseResult]) -> tuple[str, ...]:
         return ("not measured yet", "", "", "")
     best = max(results, key=lambda result: result.of_ceiling)
     unit = "FLOP/s" if best.bound == "compute" else "B/s"
+    share = f"{best.of_ceiling:.0%} of the {kind_of(best)} ceiling"
+    if best.seconds is not None and best.seconds.value <= best.floor_seconds:  # it raised it
+        share = f"above the measured {kind_of(best)} ceiling"
     ratios = {peer: _mean_and_least(results, peer) for peer in peer_names(results)}
     others = [f"{p} {text}" for p, text in ratios.items() if text and p not in (EAGER, COMPILE)]
     return (
-        f"{scaled(best.rate, unit)}, {best.of_ceiling:.0%} of the {kind_of(best)} ceiling",
+        f"{scaled(best.rate, unit)}, {share}",
         ratios.get(EAGER) or "no peer",
         ratios.get(COMPILE) or "no peer",
         ", ".join(others) or "no peer",
