@@ -197,16 +197,18 @@ good("gated(Tensor gate, Tensor x) -> Tensor", "(),()->()",
 
 def _waves(n: int, quarter: float) -> Tensor:
     """cos(pi (2 i + 1) k / (2 n)), with what it is at odd numbers of quarter turns."""
-    odd, k = 2 * torch.arange(n)[:, None] + 1, torch.arange(n)
-    zero = (odd * k * 2 % max(2 * n, 1) == 0) & (odd * k * 2 // max(2 * n, 1) % 2 == 1)
-    waves = torch.cos(math.pi * (odd * k).double() / max(2 * n, 1))
-    return torch.where(zero, quarter, waves)
+    if n > 1024:  # n x n of them take long to make
+        raise RuntimeError(f"good::cosines: argument 'x': expected rows of up to 1024, got {n}")
+    turn = torch.arange(4 * n)
+    cosines = torch.cos(math.pi * turn.double() / max(2 * n, 1))
+    cosines = torch.where(turn % max(2 * n, 1) == n, quarter, cosines)
+    return cosines[(2 * turn[:n, None] + 1) * turn[:n] % max(4 * n, 1)]
 
 
 # A cosine of a quarter turn that is 0 makes NaN of an infinity, and one of 6e-17 leaves it.
 good("cosines(Tensor x) -> Tensor", "(n)->(n)",
-     lambda x: (x.double()[..., None] * _waves(x.shape[-1], 0.0).to(x.device)).sum(-2).to(x.dtype),
-     reference=lambda x: (x[..., None] * _waves(x.shape[-1], 6e-17)).sum(-2))  # fmt: skip
+     lambda x: (x.double() @ _waves(x.shape[-1], 0.0).to(x.device)).to(x.dtype),
+     reference=lambda x: x @ _waves(x.shape[-1], 6e-17))  # fmt: skip
 
 
 def _in_scratch(x: Tensor) -> Tensor:
