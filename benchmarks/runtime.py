@@ -66,8 +66,8 @@ def rounds(ways: Mapping[str, Callable[[], None]], count: int = _ROUNDS) -> dict
 _BATCHES = {"ordinary": 24, "pinned": 64}
 #: Floats of a batch: 64 MiB.
 _NUMEL = 16 << 20
-#: Of products that take about 0.1 ms each on an H100, about ten for a copy: with many small ones,
-#: the time that the host needs to launch them would be what is measured.
+#: The size of products that take about 0.1 ms each on an H100, about ten for a copy: with many
+#: small ones, the time that the host needs to launch them would be what is measured.
 _ROWS, _SIDE = 2048, 4096
 
 

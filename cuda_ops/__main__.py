@@ -39,7 +39,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     ),
     "testing": (
         "cuda_ops.testing.__main__", (),
-        "replay a failed sample, report all checks, run compute-sanitizer",
+        "replay a sample, report all checks, fuzz, run compute-sanitizer or ranks, plant faults",
     ),
     "benchmarking": ("cuda_ops.benchmarking.command", (), "measure operators"),
     "tune": (

@@ -193,9 +193,19 @@ def reload(*names: str) -> list[Row]:
     """Builds and loads what changed in these pairs, or in all that are loaded or failed to be.
     Functions obtained earlier run the new code. What runs as a debug build stays one.
 
+    Args:
+        names: pairs, such as ``"silu"``; none for all.
+
+    Returns:
+        A row for each operator, as in the table of ``compile_dev.py``.
+
     Raises:
         CudaOpsError: the first of the operators that failed; all others are
             reloaded, and the failed one still runs its old code.
+
+    Example::
+
+        cuda_ops.dev.reload("silu")
     """
     used = [k for k in registry().rescan() if registry().library_of(k) or k in registry().failures]
     debugged = [key for key in used if cache.is_debug(registry().library_of(key))]
@@ -209,8 +219,15 @@ def reload(*names: str) -> list[Row]:
 def add_root(root: str | Path) -> None:
     """Adds a folder with ``kernels/`` and ``bindings/``, as ``--root`` does.
 
+    Args:
+        root: the folder. Its operators are found from now on, by their names.
+
     Raises:
         DiscoveryError: it does not exist, or has neither.
+
+    Example::
+
+        cuda_ops.dev.add_root("my_ops/src")
     """
     registry().add_root(Path(root))
 

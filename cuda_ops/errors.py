@@ -43,5 +43,15 @@ class StageError(CudaOpsError):
     """A stage of ``cuda_ops.runtime.pipeline`` raised; ``__cause__`` is what it raised."""
 
 
+class StreamRaceError(CudaOpsError):
+    """``cuda_ops.runtime.check_streams`` found a tensor that was used on a stream which had not
+    waited for the one that uses it before; ``race`` has both uses.
+    """
+
+    def __init__(self, race: object) -> None:
+        super().__init__(f"check_streams: {race}")
+        self.race = race
+
+
 class GraphError(CudaOpsError):
     """``cuda_ops.runtime.graphed`` cannot capture a function, for the reason that it names."""

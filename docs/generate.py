@@ -120,7 +120,11 @@ def _gradient(operator: Operator) -> str:
         text = f"none ({said})"
     else:
         names = [op.argument_names[i] for i in operator.now.differentiable]
-        text = _listed(name for name in names if may_float(op, name))
+        doc = inspect.cleandoc(operator.public.__doc__ or "")
+        zero = [n for n in names if re.search(rf"^ *{n}: [^.]*; no gradient\.", doc, re.M)]
+        text = _listed(name for name in names if may_float(op, name) and name not in zero)
+        if zero:
+            text += f", none for {_listed(zero)}"
         if op.no_gradient:
             text += f", not {_listed(op.no_gradient)}, by design"
     if forward is not None:

@@ -196,7 +196,7 @@ def test_gradients_agree_with_torch(
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("d", [64, 128, 256])
 def test_each_kernel_with_several_tiles(device: str, dtype: torch.dtype, d: int) -> None:
-    """Of both sides, with and without a rest."""
+    """Several tiles of queries and of keys, with and without a rest."""
     sizes = [(256, 256), (300, 140)] if device == "cuda" else [(150, 140)]
     for m, n in sizes:
         for causal in (False, True):

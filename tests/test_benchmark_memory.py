@@ -29,7 +29,7 @@ from cuda_ops.registry import registry
 from cuda_ops.spec import BenchmarkCase
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-#: Of the tensor that calls are given: whole blocks of a GPU's allocator too.
+#: The size of the tensor that calls are given: whole blocks of a GPU's allocator too.
 SIZE = 16 << 20
 
 

@@ -97,7 +97,7 @@ def test_a_number_beside_the_tensors_multiplies_roundings() -> None:
 
 
 def test_a_factor_of_0_inside_makes_nan_of_an_infinity() -> None:
-    """Of one in its row, and of a linear operator alone."""
+    """For one in its row, and for a linear operator alone."""
     nan, inf = torch.nan, torch.inf
     at = {"cosines": [[inf, 0.0, 0.0], [0.0, inf, 0.0]], "sum": [[inf, 1.0]], "log": [inf, 0.0]}
     for name, found, passes in (

@@ -24,8 +24,8 @@ from cuda_ops.dev.export_texts import is_public, rules_texts
 from cuda_ops.errors import BuildError
 from cuda_ops.registry import registry
 
-#: Of each kind: a gradient by name, a fake in a module that plugins share, a random key, a composed
-#: one, a gradient in a plugin, one that writes its argument, one along a dim.
+#: One of each kind: a gradient by name, a fake in a module that plugins share, a random key, a
+#: composed one, a gradient in a plugin, one that writes its argument, one along a dim.
 OPS = ["silu", "rms_norm", "dropout", "scale_relu", "add", "cache_write_", "cumulative_sum"]
 CPU = f"torch-stable-abi210-cpu-{platform.machine()}-linux"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from dataclasses import replace
@@ -23,7 +24,7 @@ from cuda_ops.testing.checks import QUICK, by_name
 from cuda_ops.testing.draw import Draw, chosen, covering, follows_line
 from cuda_ops.testing.report import CheckEntry, not_looked_at
 from cuda_ops.testing.runner import run_check
-from cuda_ops.testing.samples import LAYOUTS, OVERLAPPING
+from cuda_ops.testing.samples import LAYOUTS, OVERLAPPING, DeviceArg
 from cuda_ops.testing.subject import find, subject_of
 from cuda_ops.testing.worker import perform
 
@@ -52,6 +53,31 @@ def test_a_sample_prints_without_defaults_or_quotes_that_a_shell_minds() -> None
 def test_what_is_no_sample_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match="does not describe a sample"):
         Sample.parse(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.os.system('exit 3') or Sample(())",
+        "Sample((torch.load('x'),))",
+        "Sample((torch.load,))",
+        "Sample(([].__class__,))",
+        "Sample((2 ** 9 ** 9,))",
+        "Sample((lambda: 1,))",
+        "Sample(tuple(x for x in ()))",
+        "Sample(values=f'{1}')",
+    ],
+)
+def test_code_in_a_line_is_refused_and_not_run(line: str) -> None:
+    with pytest.raises(ValueError, match="expected a sample and nothing else"):
+        Sample.parse(line)
+
+
+def test_whatever_a_sample_may_hold_can_be_read() -> None:
+    held = (TensorArg((2,), torch.int64, below=3), DeviceArg(), None, True, -2, -0.5, math.inf,
+            1 - 2j, "none", [1, -1], (), torch.float16, torch.channels_last)  # fmt: skip
+    sample = Sample((*held, [TensorArg((2,))]), "special", 1)
+    assert Sample.parse(repr(sample)) == sample
 
 
 def test_one_argument_without_its_comma_is_refused() -> None:

@@ -32,7 +32,7 @@ def test_a_rank_reads_its_part_of_the_matrices() -> None:
 
 def test_hosts_are_joined_by_adapters() -> None:
     planned = plan("Qwen3-30B-A3B", 4096, 6e-4, CEILINGS, gpus=8, hosts=2)
-    # Of 8 others in the other host, each has 8 of 128 experts, and 8 of them are chosen.
+    # Each of 8 others in the other host has 8 of 128 experts, and 8 of them are chosen.
     meets = 1 - math.comb(120, 8) / math.comb(128, 8)
     assert planned.network_bytes == math.ceil(2 * 8 * meets * 4096 * 2048 * 2)
     assert planned.seconds_of_wire == pytest.approx(planned.network_bytes / NETWORK)

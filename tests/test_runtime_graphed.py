@@ -27,7 +27,7 @@ from cuda_ops.runtime.trees import rebuilt_with, tensors_of
 class FakeCapture:
     """Calls the function at each replay; busy if a test says so."""
 
-    # Of all instances, and emptied by the fixture.
+    # For all instances, and emptied by the fixture.
     made: list[FakeCapture] = []  # noqa: RUF012
 
     def __init__(self, call: Callable[[Any], Any], tensors: Any) -> None:

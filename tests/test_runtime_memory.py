@@ -426,7 +426,7 @@ def test_a_gpus_regions_operators_and_report_agree() -> None:
     gc.collect()
     before = memory_report("cuda")
     with memory_by_operator() as found, region("kept") as kept:
-        # Of a size that the allocator cuts to the byte.
+        # Has a size that the allocator cuts to the byte.
         x = torch.ones(MIB, dtype=torch.uint8, device="cuda")
         with region("freed") as freed:
             torch.ones(MIB, dtype=torch.uint8, device="cuda")

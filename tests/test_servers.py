@@ -377,7 +377,7 @@ CUDA_OPS(library) {
 
 @pytest.mark.slow
 def test_a_device_argument_chooses_the_kernel(scratch_op: ScratchOp, tmp_path: Path) -> None:
-    """Of an operator without a tensor argument, as in Python; one for one process, or the other."""
+    """It does so where no argument is a tensor, as in Python."""
     scratch_op.binding.write_text(PLACED.replace("NAME", scratch_op.name))
     registry().rescan()
     path = library.write([scratch_op.name], tmp_path)

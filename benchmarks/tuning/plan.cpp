@@ -99,7 +99,7 @@ std::string of_sum(const Question& q) {
          std::to_string(c.blocks);
 }
 
-// Of dense heads; a block of Hopper's kernels and of `mma` has 128 queries.
+// For dense heads; a block of Hopper's kernels and of `mma` has 128 queries.
 std::string of_attention(const Question& q) {
   Attention p;
   p.heads.dtype = q.dtype;

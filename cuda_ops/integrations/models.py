@@ -50,13 +50,18 @@ def convert(model: torch.nn.Module, group: Any = None) -> Conversion:
         changed: look at ``left``, or print the result.
 
     Raises:
-        RuntimeError: the group is none.
+        TypeError: the model is no module.
+        RuntimeError: the group is none, and a sparse block is to be changed.
 
     Example::
 
         model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-30B-A3B", dtype="bfloat16")
         print(convert(model))
     """
+    given: Any = model
+    if not isinstance(given, torch.nn.Module):
+        got = type(given).__name__
+        raise TypeError(f"convert: argument 'model': expected a torch.nn.Module, got {got}")
     replaced: dict[str, str] = {}
     left: dict[str, str] = {}
     for name, module in sparse_blocks(model):

@@ -111,6 +111,9 @@ class SiluAndMul(torch.nn.Module):
     tensor([  7.3106, 176.1594])
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns silu of the first half of the last dim, times the second half."""
         out: torch.Tensor = cuda_ops.silu_and_mul(x)

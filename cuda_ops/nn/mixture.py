@@ -15,6 +15,9 @@ from cuda_ops.ops._moe_checks import MOST_CHOSEN, MOST_EXPERTS
 class Experts(torch.nn.Module):
     """The experts of :class:`MoE`: two stacked matrices, named as transformers 5 names them.
 
+    A call takes x, router_logits and top_k, and renormalize, scoring and expert_bias as
+    :func:`cuda_ops.moe` does.
+
     State dict: gate_up_proj (E, 2I, H), the gate first, and down_proj (E, H, I).
     Shapes: x (..., H), router_logits (..., E); the result has the shape of x.
     Dtypes: as for cuda_ops.moe.

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.cuda import _gpu_trace
 
-from cuda_ops.errors import CudaOpsError
+from cuda_ops.errors import StreamRaceError
 from cuda_ops.runtime.frames import is_inner
 
 
@@ -58,14 +58,6 @@ class Race:
             f"  Between them, let the stream that is behind wait: later_stream.wait_stream("
             "earlier_stream), or wait_event with an event that the other one records."
         )
-
-
-class StreamRaceError(CudaOpsError):
-    """A tensor was used on a stream that had not waited for the one that uses it before."""
-
-    def __init__(self, race: Race) -> None:
-        super().__init__(f"check_streams: {race}")
-        self.race = race
 
 
 class StreamChecks:

@@ -5,7 +5,7 @@
     report = check_op("silu")
     assert report.passed, report
 
-The same checks run as ``python compile_dev.py --check OP`` (those that take seconds) and as
+The same checks run as ``python compile_dev.py --check OP`` (most of them, in half a minute) and as
 ``pytest --cuda-ops OP`` (all of them). :func:`describe` prepares an operator of another library for
 them. docs/testing.md says what each check finds.
 

@@ -26,7 +26,7 @@ PAIRS = torch.float4_e2m1fn_x2
 _PAIR_VALUES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
 #: The error that one result may have, in units of the dtype's epsilon. Half precision is rounded
 #: once from float32; wider dtypes are computed in their own precision, with a device's own exp.
-#: Of the coarsest ones, results may be one number off.
+#: Results of the coarsest ones may be one number off.
 EPSILONS = {
     torch.float64: 32.0, torch.float32: 32.0, torch.float16: 4.0, torch.bfloat16: 4.0,
     torch.float8_e8m0fnu: 1.0, PAIRS: 1.0,

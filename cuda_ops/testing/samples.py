@@ -7,9 +7,10 @@ line of Python that makes the same tensors again on any machine.
 
 from __future__ import annotations
 
+import ast
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -38,7 +39,7 @@ LARGEST_NUMEL = 1 << 20
 # Odd and prime sizes, one warp, and just past powers of two.
 _LOOP_SIZES = (1, 2, 3, 4, 5, 7, 13, 31, 32, 33, 64, 129, 257, 1031)
 _CORE_SIZES = (1, 2, 3, 4, 5, 7, 13, 16, 17, 31, 33, 64)
-#: Of dims that results alone have, given by an int; an operator may refuse the negative one.
+#: Sizes of dims that results alone have, given by an int; an operator may refuse the negative one.
 _OUTPUT_SIZES = (1, 2, 3, 5, 7, 17, 0, -1)
 # One in this many samples is empty.
 _EMPTY_EVERY = 8
@@ -124,10 +125,11 @@ class Sample:
         Raises:
             ValueError: the line is something else.
         """
-        known = {"Sample": Sample, "TensorArg": TensorArg, "DeviceArg": DeviceArg, "torch": torch}
+        known = {"Sample": Sample, "TensorArg": TensorArg, "DeviceArg": DeviceArg}
         numbers = {"inf": math.inf, "nan": math.nan}
         try:
-            sample = eval(line, {"__builtins__": {}, **known, **numbers})
+            _refuse_code(ast.parse(line, mode="eval").body, known, numbers)
+            sample = eval(line, {"__builtins__": {}, "torch": torch, **known, **numbers})
         except Exception as error:
             raise ValueError(f"{line!r} does not describe a sample: {error}") from error
         if not isinstance(sample, Sample):
@@ -180,6 +182,37 @@ class Sample:
 
 
 # --- what may be drawn ---------------------------------------------------------------
+
+
+#: What a sample's line consists of, beside calls and names.
+_PLAIN = (ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.UnaryOp, ast.BinOp, ast.keyword,
+          ast.expr_context, ast.Add, ast.Sub, ast.unaryop)  # fmt: skip
+
+
+def _refuse_code(node: ast.AST, calls: Container[str], names: Container[str]) -> None:
+    """Refuses what no sample prints, since a line may come from a stranger, in a report.
+
+    Raises:
+        ValueError: there is something else than numbers, strings, tuples, lists, dicts, dtypes and
+            the like of torch, and the given calls and names.
+    """
+    inner = list(ast.iter_child_nodes(node))
+    if isinstance(node, ast.Call):
+        fine = isinstance(node.func, ast.Name) and node.func.id in calls
+        inner = [*node.args, *node.keywords]
+    elif isinstance(node, ast.Attribute):
+        kinds = (torch.dtype, torch.layout, torch.memory_format)
+        of_torch = isinstance(node.value, ast.Name) and node.value.id == "torch"
+        fine = of_torch and isinstance(getattr(torch, node.attr, None), kinds)
+        inner = []
+    elif isinstance(node, ast.Name):
+        fine = node.id in names
+    else:
+        fine = isinstance(node, _PLAIN)
+    if not fine:
+        raise ValueError(f"expected a sample and nothing else, got {ast.unparse(node)}")
+    for child in inner:
+        _refuse_code(child, calls, names)
 
 
 @functools.cache

@@ -78,7 +78,10 @@ class Subject:
     #: Why there is no gradient, if it is known.
     why_no_gradient: str = ""
     #: What :func:`cuda_ops.testing.draw.chosen` chose, by its ``Draw``.
-    drawn: dict[Any, tuple[Sample, ...]] = field(default_factory=dict, repr=False, compare=False)
+    #: A changed copy, as :func:`dataclasses.replace` makes one, chooses anew.
+    drawn: dict[Any, tuple[Sample, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def by_line(self) -> bool:

@@ -25,6 +25,8 @@ API = {
     "cuda_ops": (),
     "cuda_ops.runtime": (),
     "cuda_ops.integrations": (),
+    "cuda_ops.distributed": (),
+    "cuda_ops.namespaces": (),
     "cuda_ops.testing": (),
     "cuda_ops.benchmarking": tuple(
         f"cuda_ops.benchmarking.{name}" for name in ("kit", "peers", "results", "plots")
@@ -69,7 +71,7 @@ def page_of(target: Path) -> Path | None:
 
 def on_config(config: Any) -> Any:
     """Takes the navigation from docs/README.md."""
-    others = [{"All documents": "docs/README.md"}, "CONTRIBUTING.md", "CHANGELOG.md"]
+    others = [{"All documents": "docs/README.md"}, "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
     config.nav = [{"Home": [{"cuda_ops": "README.md"}, *others]}, *_sections()]
     return config
 

@@ -85,8 +85,8 @@ struct Draw {
   // 2^32 of its probability.
   CUDA_OPS_BOTH uint32_t below(uint32_t n) const { return uint32_t((uint64_t(bits()) * n) >> 32); }
 
-  // Of mean 0 and variance 1, by Box and Muller: sine and cosine for the two elements of a pair. At
-  // most 5.8, as 2^-24 is the smallest number whose logarithm is taken.
+  // With mean 0 and variance 1, by Box and Muller: sine and cosine for the two elements of a pair.
+  // At most 5.8, as 2^-24 is the smallest number whose logarithm is taken.
   template <class C>
   CUDA_OPS_BOTH C normal() const {
     const C radius = std::sqrt(C(-2) * std::log(C((pair[0] >> 8) + 1) * C(1.0 / (1 << 24))));

@@ -67,7 +67,7 @@ void run(const Arguments& arguments, DType dtype) {
       const uint64_t sign = (drawn >> 2 & 1) << (8 * sizeof(U) - 1);
       wanted = drawn % 4 == 0 ? sign : sign | order.infinity | (drawn >> 8 & 3);
     }
-    // Of the others one in a hundred is best, and the rest are alike: all digits must be looked at.
+    // One in a hundred of the others is best, and the rest are alike: all digits must be looked at.
     const U middle = U(U(1) << (8 * sizeof(U) - 2));  // keys that are not NaN
     const int rank = drawn % 100 == 0 ? 1 : 2;
     if (kind == "best seen") wanted = order.bits(U(middle + (seen[at] ? 0 : rank)));

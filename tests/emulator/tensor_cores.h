@@ -112,7 +112,7 @@ TwoRows<T> wgmma_rows(const Operand& a) {
   return rows;
 }
 
-// Of registers, where lane 4 * r + q has of row r, and r + 8, words q and q + 4.
+// Made of registers, where lane 4 * r + q has of row r, and r + 8, words q and q + 4.
 template <class T>
 TwoRows<T> wgmma_rows(const uint32_t (&a)[4]) {
   const Words* all = exchange({{a[0], a[1], a[2], a[3]}});

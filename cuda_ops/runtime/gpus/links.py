@@ -83,6 +83,10 @@ def topology() -> Topology:
     Kinds of links and the CPUs nearby are those of ``nvidia-smi topo -m``. Where it is missing they
     are ``"unknown"``, and ``reason`` says why.
 
+    Returns:
+        The GPUs that torch sees; none where there is none, with the reason.
+
+    Example:
     >>> found = topology()
     >>> len(found.links) == len(found.devices) == torch.cuda.device_count()
     True

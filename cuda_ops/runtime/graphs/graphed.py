@@ -218,7 +218,7 @@ class Graphed:
         own: Callable[[Tensors], Any] = call
         stands_for: dict[int, torch.Tensor] = {}
         if (module := self._module) is not None:
-            # Of the same memory, and without what earlier calls keep: a node of autograd that waits
+            # In the same memory, and without what earlier calls keep: a node of autograd that waits
             # on another stream, which no capture may do.
             aliases = {
                 name: one.detach().requires_grad_(one.requires_grad)

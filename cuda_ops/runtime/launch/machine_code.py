@@ -34,7 +34,7 @@ class Kernel:
     symbol: str
     #: The compute capability that its machine code is for.
     capability: Capability
-    #: Of a thread.
+    #: Registers of one thread.
     registers: int
     #: Bytes of shared memory that the code declares.
     shared_bytes: int

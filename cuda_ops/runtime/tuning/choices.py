@@ -26,7 +26,7 @@ FORMAT = 1
 FOLDER = "tuned"
 #: The candidate that sets no knob.
 DEFAULT = "default"
-#: Of an operator; what was chosen longest ago goes first.
+#: The most choices of an operator; what was chosen longest ago goes first.
 _MOST = 256
 #: Longer than any write takes; a holder that hangs must not stop others for good.
 _LOCK_SECONDS = 10.0

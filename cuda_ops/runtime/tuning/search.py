@@ -105,9 +105,13 @@ def tune(
         margin: the share of the default's time that another candidate must save beyond noise.
         measure: how to measure, in place of trains of calls on cold caches.
 
+    Returns:
+        What is used from now on, why, and whether this call measured.
+
     Raises:
+        NotTunedError: the arguments are not tuned for; also a ValueError.
         ValueError: no such operator, no candidates, a knob that the binding does not have, a value
-            that is not legal, arguments that are not tuned for, or a wrong ``CUDA_OPS_TUNE``.
+            that is not legal, or a wrong ``CUDA_OPS_TUNE``.
         BuildError: the choice cannot be written.
 
     Example:
@@ -155,6 +159,16 @@ def use_stored(op: OpSpec, library: Path) -> int:
     For ``cuda_ops_op_loaded`` of a plugin whose operator has candidates. Nothing is measured here;
     with ``CUDA_OPS_TUNE=on`` the first call for each kind of arguments then measures, and with
     ``off`` nothing is looked up.
+
+    Args:
+        op: the operator.
+        library: the library that was loaded, as the hook gets it.
+
+    Example::
+
+        @hookimpl
+        def cuda_ops_op_loaded(op, library):
+            use_stored(op, library)
     """
     forget_process(op.key)
     if mode() == "on":

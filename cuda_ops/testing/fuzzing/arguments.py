@@ -1,6 +1,6 @@
 """Arguments that an operator should refuse, or survive: each is a piece of Python text.
 
-Text, since a finding has to be one line that anybody can run. What it calls beside torch is in
+Text, since a finding has to be one line that anyone can run. What it calls beside torch is in
 :mod:`cuda_ops.testing.fuzzing.pieces`.
 """
 

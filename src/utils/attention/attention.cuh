@@ -49,7 +49,7 @@ struct AttentionRows {
   __device__ Vector vector(int row, int vector) const {
     return *reinterpret_cast<const Vector*>(memory + offset(row, vector));
   }
-  // Of a column that is even.
+  // For a column that is even.
   __device__ Elements<T, 2> pair(int row, int column) const {
     const int within = column % kVector * int(sizeof(T));
     return *reinterpret_cast<const Elements<T, 2>*>(memory + offset(row, column / kVector) +

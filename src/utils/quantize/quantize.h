@@ -26,7 +26,7 @@ struct Int8 {
   int8_t bits;
   static constexpr float kLargest = 127;
 
-  // Of the nearest integer to a number.
+  // Takes the nearest integer to a number.
   CUDA_OPS_BOTH static Int8 saturated(int nearest) {
     return {int8_t(nearest < -127 ? -127 : nearest > 127 ? 127 : nearest)};
   }

@@ -22,7 +22,7 @@
 #include "../checks.h"
 #include "../launch.h"
 
-// Of libc10: the least level of what torch prints. Null in a torch that has no such variable.
+// In libc10: the least level of what torch prints. Null in a torch that has no such variable.
 extern __attribute__((weak)) int FLAGS_caffe2_log_level;
 
 namespace cuda_ops {

@@ -86,7 +86,7 @@ constexpr TopkSelect select_config(int64_t rows, int64_t n, int64_t k, int64_t s
   consider(all_bits, 0, 0, select_sort_cost(all_bits));
   const int64_t scan = 24 * length / 32;
   for (int bits = kFewestBits; bits <= kMostBits && (length >> bits) > 1; ++bits) {
-    // Of the first k as many are in the sample as it happens, on average `mean`. The guess is the
+    // As many of the first k are in the sample as it happens, on average `mean`. The guess is the
     // first number that they reach less than once in 10^5, and the list has room for what five
     // standard deviations more collect.
     const int64_t sample = int64_t(1) << bits, share = (length + sample - 1) / sample;
