@@ -44,6 +44,7 @@ from benchmarks import report
 from benchmarks.model_checks import REFERENCE, compared, compared_compiled
 from cuda_ops.benchmarking.clock import rotated, undisturbed
 from cuda_ops.benchmarking.stats import Interval, median_interval, ratio_interval
+from cuda_ops.errors import BenchmarkError
 from cuda_ops.integrations import convert
 from cuda_ops.ops.moe import MODELS as SHAPES
 
@@ -350,7 +351,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import transformers
 
     device, sizes = torch.device(options.device), TINY if options.tiny else Sizes()
-    console, known, found = Console(), report.environment(device), report.earlier(options.json)
+    try:
+        found = report.earlier(options.json)
+    except BenchmarkError as error:
+        print(f"benchmarks.models: {error}", file=sys.stderr)
+        return 2
+    console, known = Console(), report.environment(device)
     known["transformers"] = transformers.__version__
     console.print(known)
     rows: list[dict[str, Any]] = []

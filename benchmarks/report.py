@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cuda_ops.benchmarking.environment import environment
+from cuda_ops.errors import BenchmarkError
 
 __all__ = ["REPO", "earlier", "environment", "save"]
 
@@ -17,11 +18,16 @@ def earlier(path: str | None) -> dict[str, Any]:
     """Returns the results that a file has, so that a run of some parts keeps the others.
 
     ``environments`` among them has the environment of each part.
+
+    Raises:
+        BenchmarkError: the file is something else.
     """
-    if path and Path(path).exists():
-        results: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))["results"]
-        return {"environments": {}, **results}
-    return {"environments": {}}
+    if not path or not Path(path).exists():
+        return {"environments": {}}
+    try:
+        return {"environments": {}, **json.loads(Path(path).read_text(encoding="utf-8"))["results"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BenchmarkError(f"{path}: expected a file that --json wrote") from error
 
 
 def save(path: str | None, results: Any) -> None:

@@ -33,6 +33,7 @@ from rich.table import Table
 import cuda_ops
 from benchmarks import report
 from cuda_ops.benchmarking.stats import Interval, median_interval, ratio_interval
+from cuda_ops.errors import BenchmarkError
 from cuda_ops.runtime import copy_between, event_overhead, graphed, prefetch, to_host
 
 #: Rounds in which every way runs once.
@@ -444,18 +445,28 @@ _PARTS = {
 }  # fmt: skip
 
 
+def _part(name: str) -> str:
+    if name not in _PARTS:
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(_PARTS)}, got {name!r}")
+    return name
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("parts", nargs="*", choices=[[], *_PARTS], metavar="PART")
+    parser.add_argument("parts", nargs="*", type=_part, metavar="PART")
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("benchmarks.runtime: needs a CUDA GPU, and torch sees none", file=sys.stderr)
         return 2
+    try:
+        found = report.earlier(arguments.json)
+    except BenchmarkError as error:
+        print(f"benchmarks.runtime: {error}", file=sys.stderr)
+        return 2
     console, known = Console(), report.environment()
-    found = report.earlier(arguments.json)
     console.print(known)
     for part in arguments.parts or _PARTS:
         if part == "peers" and torch.cuda.device_count() < 2:

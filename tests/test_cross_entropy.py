@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -395,8 +396,22 @@ def test_logits_stay_where_they_cannot_be_overwritten(device: str) -> None:
     assert torch.equal(torch.func.grad(loss)(x.detach()), expected)
     assert torch.equal(torch.autograd.grad(loss(x), x, create_graph=True)[0], expected)
     row = logits[:1].to(device).requires_grad_()  # one for all labels
-    broadcast = cuda_ops.softmax_cross_entropy(row + 0, labels, overwrite_logits=True)
-    torch.autograd.grad(broadcast, row)
+    broadcast = cuda_ops.softmax_cross_entropy(
+        row + 0, labels, reduction="none", overwrite_logits=True
+    )
+    torch.autograd.grad(broadcast.sum(), row)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("shape", [(3, 1), (1,), (2, 3), ()], ids=str)
+def test_labels_that_broadcast_are_not_summed_up(reduction: str, shape: tuple[int, ...]) -> None:
+    text = re.escape(
+        f"expected shape [3], that of 'logits' without its last dim, got shape {[*shape]}"
+    )
+    with pytest.raises(RuntimeError, match=f"cross_entropy: argument 'labels': {text}$"):
+        cuda_ops.softmax_cross_entropy(
+            torch.zeros(3, 5), torch.zeros(shape, dtype=torch.int64), reduction=reduction
+        )
 
 
 # --- what is refused -----------------------------------------------------------------------------
@@ -414,7 +429,7 @@ def test_what_is_refused(device: str) -> None:
         cuda_ops.softmax_cross_entropy(x, labels, reduction="max")
     with pytest.raises(RuntimeError, match="'labels': expected dtype int64, got int32"):
         cuda_ops.softmax_cross_entropy(x, labels.int())
-    with pytest.raises(RuntimeError, match=r"'labels': expected dims '\.\.\.' of"):
+    with pytest.raises(RuntimeError, match=r"'labels': expected shape \[2\], that of 'logits'"):
         cuda_ops.softmax_cross_entropy(x, labels.new_zeros(3))
     with pytest.raises(RuntimeError, match="'logits': expected at least 1 dims"):
         cuda_ops.softmax_cross_entropy(x[0, 0], labels)

@@ -266,3 +266,34 @@ def test_every_profile_is_in_the_document() -> None:
     assert rows == [
         (p.name, str(p.examples), "yes" if p.derandomize else "no") for p in PROFILES.values()
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["report", "--junit", "absent.xml"], "absent.xml: No such file or directory"),
+        (["report", "--junit", "text.xml"], "text.xml: expected what pytest --junitxml writes: "),
+        (["report", "--junit", "other.xml"], "other.xml: expected tests of operators, got none"),
+        (["fuzz", "silu", "--by-chance", "--json", "absent/a.json"], "absent/a.json: No such file"),
+        (["fuzz", "--by-chance", "--again", "absent: cuda_ops.absent()"], "no operator 'absent'"),
+        (["sanitize", "silu", "--ledger", "absent.txt"], "absent.txt"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_a_file_that_cannot_be_used_is_one_line(
+    arguments: list[str], message: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("text.xml").write_text("no XML")
+    Path("other.xml").write_text("<testsuites/>")
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and message in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf", "soon"])
+def test_no_time_to_fuzz_is_refused(minutes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["fuzz", "silu", "--by-chance", "--minutes", minutes])
+    assert f"expected a number above 0, got '{minutes}'" in capsys.readouterr().err

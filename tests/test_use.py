@@ -179,7 +179,7 @@ def test_other_errors_of_a_part_are_left_alone() -> None:
         RuntimeError("other::moe_experts: argument 'x': of another library"),
         RuntimeError("cuda_ops::moe: argument 'x': its own"),
         RuntimeError("out of memory"),
-        NotImplementedError("cuda_ops::moe_route: argument 'x': not an error of ours"),
+        torch.OutOfMemoryError("cuda_ops::moe_route: argument 'x': not an error of ours"),
     ):
         naming.retell_part(op, names, error)
 
@@ -444,3 +444,39 @@ def test_a_tensor_that_escaped_from_vmap_is_refused_by_name() -> None:
     for function in (cuda_ops.silu, torch.ops.cuda_ops.silu):
         with pytest.raises(RuntimeError, match="argument 'x': expected a tensor, got one that esc"):
             function(kept[0])
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments", "message"),
+    [
+        ("dropout", (torch.ones(4), 0.5, None), "'training': expected a bool, got None"),
+        ("dropout", (torch.ones(4), -1.0, False), "'p': expected from 0 to 1, got -1.0"),
+        ("cumulative_sum", (torch.ones(4), 0, None), "'reverse': expected a bool, got None"),
+        ("bitonic_topk", (torch.ones(4), 1, 0, None), "'largest': expected a bool, got None"),
+        ("cumulative_sum", (torch.ones(4), 2**63), "'dim': expected an int of 64 bits, got 922337"),
+        ("cumulative_sum", (torch.ones(4), 10**400), "'dim': .* of 64 bits, got 1329 bits"),
+        ("rms_norm", (torch.ones(4), torch.ones(4), 10**400), "'eps': expected a number that a f"),
+    ],
+    ids=["training", "p", "reverse", "largest", "int", "longer", "number"],
+)
+def test_a_flag_that_is_none_and_a_number_too_large_are_named(
+    op: str, arguments: tuple[Any, ...], message: str
+) -> None:
+    with pytest.raises(RuntimeError, match=f"^cuda_ops::{op}: argument {message}"):
+        getattr(cuda_ops, op)(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("switch", "message"),
+    [
+        ("CUDA_OPS_CPU", "CUDA_OPS_CPU: expected torch or own, got 'onw'"),
+        ("CUDA_OPS_AUTOGRAD", "CUDA_OPS_AUTOGRAD: expected python, or nothing, got 'onw'"),
+    ],
+)
+def test_a_switch_with_a_slip_of_the_pen_is_refused(switch: str, message: str) -> None:
+    code = "import torch, cuda_ops; cuda_ops.silu(torch.ones(2, requires_grad=True))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, switch: "onw"}, text=True,
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and message in done.stderr

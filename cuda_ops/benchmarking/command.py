@@ -43,6 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         # Read first: a base that cannot be used must not cost a run.
         base = _base(arguments)
+        if arguments.json and arguments.json.is_dir():
+            raise BenchmarkError(f"--json {arguments.json}: expected a file, got a folder")
+        if arguments.plot and arguments.plot.exists() and not arguments.plot.is_dir():
+            raise BenchmarkError(f"--plot {arguments.plot}: expected a folder, got a file")
         report = _measured(arguments, console)
         tables = render(report)
         output.keep_words(console, tables)

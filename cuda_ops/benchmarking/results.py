@@ -135,8 +135,10 @@ class Report:
             cases = [_case(entry) for entry in data.pop("results")]
             ceilings = {kind: Interval(**value) for kind, value in data.pop("ceilings").items()}
             loaded = Report(ceilings=ceilings, results=cases, **data)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BenchmarkError(f"{path} is not the JSON of a benchmark run: {error!r}") from error
+        except OSError as error:
+            raise BenchmarkError(f"{path}: cannot be read: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BenchmarkError(f"{path} is not the JSON of a benchmark run") from error
         from .raised import raised  # which needs the classes of this module
 
         return raised(loaded)  # runs from before this was done when they were made

@@ -111,8 +111,8 @@ def refuse_tangent(op: OpSpec, position: int) -> NoReturn:
             f"{op.name}_jvp in {op.declared_in}"
         )
     raise NotImplementedError(
-        f"{op.qualname}: argument {name!r}: expected no tangent, as {way}; torch.func.grad, vjp "
-        "and backward need none"
+        f"{op.qualname}: argument {name!r}: expected no tangent, as {way}; torch.func.grad, "
+        "torch.func.vjp and backward do without"
     )
 
 

@@ -77,6 +77,8 @@ def write(keys: Iterable[str], folder: Path, archs: tuple[str, ...] | None = Non
     Raises:
         CudaOpsError: an operator does not build, or C++ cannot register it.
     """
+    if folder.exists() and not folder.is_dir():
+        raise BuildError(f"{folder}: expected a folder, got a file")
     pairs, keys = registry().pairs(), list(dict.fromkeys(keys))
     found = built(keys, archs)
     folder.mkdir(parents=True, exist_ok=True)

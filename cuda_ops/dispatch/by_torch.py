@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from cuda_ops.dispatch.library import Kernel, Library
+from cuda_ops.errors import CudaOpsError
 
 if TYPE_CHECKING:
     from cuda_ops.dispatch.operator import Operator
@@ -74,8 +75,10 @@ def _point_all() -> None:
 def wanted() -> bool:
     """Tells whether a CPU runs torch's operators where it can."""
     with _lock:
-        default = os.environ.get(SWITCH, "torch") != "own"
-        return next(reversed(_asked.values()), default)
+        said = os.environ.get(SWITCH) or "torch"
+        if said not in ("torch", "own"):
+            raise CudaOpsError(f"{SWITCH}: expected torch or own, got {said!r}")
+        return next(reversed(_asked.values()), said == "torch")
 
 
 def _chosen(kernel: Kernel) -> int:

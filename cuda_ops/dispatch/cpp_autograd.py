@@ -19,6 +19,7 @@ import torch
 from cuda_ops.build import cpp_autograd as library
 from cuda_ops.derive.gradient import ByName
 from cuda_ops.dispatch import first_use, nvtx
+from cuda_ops.errors import CudaOpsError
 from cuda_ops.spec import OpSpec
 
 
@@ -54,7 +55,10 @@ def apply_of(
 
 @functools.cache
 def _module() -> ModuleType | None:
-    if os.environ.get(library.SWITCH) == "python" or (path := library.found()) is None:
+    said = os.environ.get(library.SWITCH)
+    if said not in (None, "", "python"):
+        raise CudaOpsError(f"{library.SWITCH}: expected python, or nothing, got {said!r}")
+    if said or (path := library.found()) is None:
         return None
     try:
         loader = importlib.machinery.ExtensionFileLoader(library.NAME, str(path))

@@ -59,7 +59,12 @@ def retell(op: OpSpec, error: RuntimeError, values: Sequence[Any]) -> None:
         optional = re.fullmatch(r"Optional\[(.+)\]", found[2])
         kind = optional[1] if optional else found[2]
         expected = _WORDS.get(kind, kind) + (" or None" if optional else "")
-        actual = _type_of(values[op.argument_names.index(found[3])])
+        value = values[op.argument_names.index(found[3])]
+        actual = _type_of(value)
+        if actual == "int":  # too large a one
+            expected = expected.replace("an int", "an int of 64 bits")
+            expected = expected.replace("a number", "a number that a float64 holds")
+            actual = str(value) if value.bit_length() <= 128 else f"{value.bit_length()} bits"
         raise RuntimeError(refusal(op, found[3], expected, actual)) from None
 
 
@@ -75,11 +80,11 @@ def retell_part(op: OpSpec, arguments: Collection[str], error: RuntimeError) -> 
     found = _REFUSED.match(str(error))
     if (
         found
-        and type(error) is RuntimeError
+        and type(error) in (RuntimeError, NotImplementedError)
         and (found[1], found[3] in arguments) == (op.namespace, True)
         and found[2] != op.name
     ):
-        raise RuntimeError(op.qualname + str(error)[found.end(2) :]) from None
+        raise type(error)(op.qualname + str(error)[found.end(2) :]) from None
 
 
 def _type_of(value: Any) -> str:

@@ -212,6 +212,11 @@ def _generate(operator: Served, hides: bool = False, draws: bool = False) -> Fun
             wrong = f"_type({d}) is not _dtype or {d} not in _dtypes_{d}"
             wrong = f"{d} is not None and ({wrong})" if kind.startswith("Optional") else wrong
             body = f"if {wrong}:\n    _refuse_dtype(_op, {d!r}, {d})\n{body}"
+    for argument in op.parsed.arguments:  # the dispatcher takes None for False
+        if str(argument.real_type) == "bool":
+            d = argument.name
+            names |= {"_refuse": refuse, "_op": op}
+            body = f"if {d} is None:\n    _refuse(_op, {d!r}, 'a bool', 'None')\n{body}"
     if draws:
         # Before anything else: torch's own operator draws it, so all that torch knows of random
         # numbers holds, and what follows is a function of its arguments.

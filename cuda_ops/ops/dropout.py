@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from cuda_ops.derive.checks import refuse
 from cuda_ops.derive.random import draw_key
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, Peer
@@ -22,7 +23,12 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
     def dropout(
         x: torch.Tensor, p: float = 0.5, training: bool = True, *, key: torch.Tensor | None = None
     ) -> torch.Tensor:
+        given: Any = training
+        if given is None:
+            refuse(op, "training", "a bool", "None")
         if not training:
+            if not 0 <= p <= 1:
+                refuse(op, "p", "from 0 to 1", f"{p}")
             return x
         out: torch.Tensor = op.function(x, draw_key(x) if key is None else key, p)
         return out

@@ -31,11 +31,11 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
     def moe_route(
         router_logits: torch.Tensor,
         top_k: int,
-        scoring: str | int = "softmax",
+        scoring: str = "softmax",
         renormalize: bool = True,
         expert_bias: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        code = _moe.scoring_code(ROUTE, scoring) if isinstance(scoring, str) else scoring
+        code = _moe.scoring_code(ROUTE, scoring)
         result: tuple[torch.Tensor, torch.Tensor] = op.function(
             router_logits, top_k, code, renormalize, expert_bias
         )

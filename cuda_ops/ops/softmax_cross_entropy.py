@@ -48,9 +48,15 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
         if reduction == "none":
             part, *options = op.siblings[ROWS], overwrite_logits
         elif reduction in op.choices["reduction"]:
+            rows = logits.shape[:-1]
+            if (
+                logits.dim() and labels.shape != rows
+            ):  # a column of labels would give a wrong loss without a word
+                expected = f"shape {list(rows)}, that of 'logits' without its last dim"
+                refuse(op, "labels", expected, f"shape {list(labels.shape)}")
             part, *options = op.siblings[TOTAL], reduction == "mean", overwrite_logits
         else:
-            refuse(op, "reduction", names_text(op.choices["reduction"]), f"'{reduction}'")
+            refuse(op, "reduction", names_text(op.choices["reduction"]), repr(reduction))
         made = part.function(logits, labels, ignore_index, label_smoothing, *options)
         loss: torch.Tensor = made[0]
         return loss
@@ -105,7 +111,7 @@ def cuda_ops_fake(op: OpSpec) -> Callable[..., Any] | None:
         smoothing = values["label_smoothing"]
         made = derived(*args, **kwargs)
         if not 0 <= smoothing <= 1:
-            refuse(op, "label_smoothing", "a number from 0 to 1", f"{smoothing:f}")
+            refuse(op, "label_smoothing", "a number from 0 to 1", repr(smoothing))
         return made
 
     return fake
@@ -201,6 +207,11 @@ def cuda_ops_samples(op: OpSpec) -> SearchStrategy[Sample] | None:
             args[-1] = False
         if op.is_composite:
             args.insert(-1, reduction)
+            if reduction != "none":  # then nothing broadcasts
+                loop = torch.broadcast_shapes(args[0].shape[:-1], args[1].shape)
+                for i, shape in enumerate(((*loop, args[0].shape[-1]), loop)):
+                    if args[i].shape != shape:
+                        args[i] = replace(args[i], shape=tuple(shape), layout="contiguous")
         return replace(sample, args=tuple(args))
 
     return st.builds(fitting, drawn, st.sampled_from(("mean", "sum", "none")))

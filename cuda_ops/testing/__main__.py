@@ -43,6 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CudaOpsError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:  # a file that an option names
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
 
 
 def parse_line(line: str) -> tuple[str, str, str, Sample]:

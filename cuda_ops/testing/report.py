@@ -111,9 +111,21 @@ class CheckReport:
 def read_junit(*paths: Path) -> list[CheckReport]:
     """Reads what tests recorded as property ``cuda_ops_report`` with ``pytest --junitxml``, those
     of one operator and the same circumstances as one.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: it is no XML, or none of its tests recorded a report.
     """
-    properties = [p for path in paths for p in ElementTree.parse(path).iter("property")]
+    properties: list[ElementTree.Element] = []
+    for path in paths:
+        try:
+            properties += ElementTree.parse(path).iter("property")
+        except ElementTree.ParseError as error:
+            raise ValueError(f"{path}: expected what pytest --junitxml writes: {error}") from error
     texts = [p.get("value", "") for p in properties if p.get("name") == "cuda_ops_report"]
+    if not texts:
+        names = ", ".join(map(str, paths))
+        raise ValueError(f"{names}: expected tests of operators, got none with a report")
     merged: dict[tuple[str, str], CheckReport] = {}
     for report in (CheckReport.from_json(json.loads(text)) for text in texts):
         key = report.op, report.circumstances

@@ -273,8 +273,8 @@ The logits are read once, and once more for the gradient; no copy of them is mad
 a float64 is kept for each row. The same call gives the same bits every time, unless tuning has
 chosen anew for rows of such sizes in between: then few long rows may round otherwise.
 
-Shapes: logits (..., V), of any strides, labels (...), where loop dims broadcast; the result has no
-dims, or (...) with reduction "none". Where rows are not equally far apart, or their elements not
+Shapes: logits (..., V), of any strides, labels (...); the result has no dims, or (...) with
+reduction "none", where loop dims broadcast. Where rows are not equally far apart, or their elements not
 adjacent, logits are copied first.
 Dtypes: logits float64, float32, float16 or bfloat16, and the result the same; labels int64. Sums run
 in float64 for float64 and in float32 for the others.
@@ -287,7 +287,7 @@ Args:
     reduction: "mean" over the rows that are not ignored, NaN if there are none; "sum"; or "none".
     overwrite_logits: write the gradient over the logits, which hold it after the backward pass: one
         tensor of their size less. Another backward pass through them raises. Without effect under
-        torch.compile and torch.func, for a second derivative, and where labels have more loop dims.
+        torch.compile and torch.func, for a second derivative, and where rows of logits broadcast.
 
 Errors: RuntimeError for any other dtype, shapes that do not fit, mixed devices, a label_smoothing out
 of range, second derivatives, and on the CPU a label out of range. On a GPU the loss of such a row is

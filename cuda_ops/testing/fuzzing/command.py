@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +33,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "fuzz", parents=[common], help="call operators with wrong arguments until one breaks"
     )
     parser.add_argument("ops", nargs="*", metavar="OP")
-    parser.add_argument("--minutes", type=float, default=1.0, help="how long (default: 1)")
+    parser.add_argument("--minutes", type=_minutes, default=1.0, help="how long (default: 1)")
     parser.add_argument("--corpus", type=Path, metavar="DIR",
                         help="keep the inputs that show something new")  # fmt: skip
     parser.add_argument("--jobs", type=at_least(1), default=1, help="processes at a time")
@@ -46,10 +47,20 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_run)
 
 
+def _minutes(text: str) -> float:
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = math.nan
+    if not 0 < minutes < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return minutes
+
+
 def _run(arguments: argparse.Namespace) -> int:
     origin = Origin(tuple(arguments.root), arguments.file)
     if arguments.again:
-        names: Sequence[str] = [arguments.again.partition(": ")[0]]
+        names: Sequence[str] = _names([arguments.again.partition(": ")[0]])
     else:
         names = _names(arguments.ops)
     has_atheris = importlib.util.find_spec("atheris") is not None
@@ -57,6 +68,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise CudaOpsError(_NO_ATHERIS)
     engine = "chance" if arguments.by_chance else "atheris"
     built = instrumented.build(_pairs(names), origin) if arguments.instrument else None
+    if arguments.json:
+        arguments.json.touch()  # what cannot be written must not cost a run
     with tempfile.TemporaryDirectory(prefix="cuda_ops-fuzz-") as folder:
         corpus = arguments.corpus or Path(folder)
         corpus.mkdir(parents=True, exist_ok=True)
