@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -155,14 +156,41 @@ def test_a_smaller_carve_out_holds_fewer_blocks() -> None:
     [
         ({"block": 0}, r"'block': expected 1 to 1024 threads, as k takes, got 0"),
         ({"block": 2048}, r"'block': expected 1 to 1024 threads, as k takes, got 2048"),
-        ({"block": 32, "shared_bytes": -1}, r"'shared_bytes': expected 0 or more, got -1"),
-        ({"block": 32, "capability": (7, 5)}, r"'capability': expected one of 8.0, .*got \(7, 5\)"),
+        ({"block": "a"}, r"'block': expected 1 to 1024 threads, as k takes, got 'a'"),
+        ({"block": 1.5}, r"'block': expected 1 to 1024 threads, as k takes, got 1.5"),
+        ({"block": 32, "shared_bytes": -1}, r"'shared_bytes': .* 0 or more, got -1"),
+        ({"block": 32, "shared_bytes": "a"}, r"'shared_bytes': .* 0 or more, got 'a'"),
+        (
+            {"block": 32, "capability": (7, 5)},
+            r"'capability': expected one of \(8, 0\), .*got \(7, 5\)",
+        ),
+        ({"block": 32, "capability": [9, 0]}, r"'capability': .*\(9, 0\).*got \[9, 0\]"),
         ({"block": 32, "carve_out": 7}, r"'carve_out': expected one of .*228.*, got 7"),
     ],
 )
 def test_what_no_gpu_takes_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"occupancy: argument {message}"):
         occupancy(kernel(), **given)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: occupancy(cast("Kernel", None), 256), TypeError,
+         "occupancy: argument 'kernel': expected a Kernel, .* got NoneType"),
+        (lambda: best_block(cast("Kernel", "silu")), TypeError,
+         "best_block: argument 'kernel': expected a Kernel, .* got str"),
+        (lambda: best_block(kernel(), (1, 1)), ValueError,
+         r"best_block: argument 'capability': .* got \(1, 1\)"),
+        (lambda: best_block(kernel(), (9, 0), -1), ValueError,
+         "best_block: argument 'shared_bytes': expected an int of 0 or more, got -1"),
+    ],
+)  # fmt: skip
+def test_the_function_that_was_called_is_named(
+    call: Callable[[], Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=f"^{text}$"):
+        call()
 
 
 # --- machine code --------------------------------------------------------------------
@@ -274,18 +302,21 @@ def test_a_library_without_kernels_has_none(tmp_path: Path) -> None:
 
 def test_kernels_of_an_operator(home: Path) -> None:
     found = kernels_of("silu_backward")  # in the library of silu
-    assert found == kernels_of("silu") != []
+    assert found == kernels_of("silu") == kernels_of(cuda_ops.silu) != []
     assert len({k.capability for k in found}) == 1
     for one in found:
         assert "cuda_ops::" in one.name and one.registers > 0
         assert 0 < best_block(one).occupancy <= 1
-    with pytest.raises(ValueError, match=r"kernels_of: argument 'capability': .*got \(7, 0\)"):
+    with pytest.raises(ValueError, match=r"kernels_of: argument 'capability': .*\), got \(7, 0\)"):
         kernels_of("silu", (7, 0))
 
 
 def test_an_unknown_operator_is_refused() -> None:
     with pytest.raises(ValueError, match=r"kernels_of: argument 'op': .*no operator 'no_such_op'"):
         kernels_of("no_such_op")
+    for other in (None, torch.relu):
+        with pytest.raises(ValueError, match=r"^kernels_of: .* an operator of cuda_ops, got"):
+            kernels_of(cast("str", other))
 
 
 def test_a_line_of_the_watch_shows_occupancy() -> None:

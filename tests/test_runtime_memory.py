@@ -5,12 +5,13 @@ from __future__ import annotations
 import doctest
 import gc
 import importlib
+import math
 import pickle
 import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -150,6 +151,8 @@ class _FakeAllocator:
                 "allocated_bytes.all.allocated": self.total,
             }
 
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
         monkeypatch.setattr(torch.cuda, "init", lambda: None)
         monkeypatch.setattr(torch.cuda, "memory_stats", stats)
         monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: self.peak)
@@ -401,12 +404,40 @@ def test_places_are_the_innermost_lines_outside_of_torch() -> None:
             lambda: record_memory("f", most=0).__enter__(),
             "record_memory: argument 'most': .* got 0",
         ),
+        (
+            lambda: record_memory("f", most=cast("int", "a")).__enter__(),
+            "record_memory: argument 'most': expected an int of 1 or more, got 'a'",
+        ),
         (lambda: record_memory("f", stacks="c").__enter__(), "'stacks': .* got 'c'"),
+        (lambda: assert_no_growth(cast("int", "a")).__enter__(), "'tolerance': .* got 'a'"),
+        (lambda: assert_no_growth(cast("int", math.nan)).__enter__(), "'tolerance': .* got nan"),
+        (
+            lambda: assert_no_growth(device="cuda:99").__enter__(),
+            "assert_no_growth: argument 'device': .*, and torch sees ",
+        ),
+        (lambda: memory_report("cuda:99"), "memory_report: argument 'device': .*, and torch sees"),
+        (lambda: memory_report("foo"), "memory_report: argument 'device': .* got 'foo'"),
+        (lambda: region("a", "cuda:99").__enter__(), "region: argument 'device': .*, and torch"),
     ],
 )
 def test_nonsense_is_refused(call: Callable[[], Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         call()
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda one: region(one).__enter__(), "region: argument 'name': expected some text"),
+        (lambda one: assert_no_growth(warm=one).__enter__(), "assert_no_growth: argument 'warm'"),
+        (lambda one: record_memory(one).__enter__(), "record_memory: argument 'file'"),
+        (memory_snapshot, "memory_snapshot: argument 'file': expected a path"),
+        (lambda one: memory_report("cpu", one), "memory_report: argument 'operators'"),
+    ],
+)
+def test_what_is_of_another_kind_is_refused(call: Callable[[Any], Any], text: str) -> None:
+    with pytest.raises(TypeError, match=f"^{text}.*, got int$"):
+        call(1)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -210,7 +210,13 @@ def test_tensors_that_overlap_are_refused_also_in_chunks() -> None:
         (torch.empty(2, device="meta"), torch.empty(2), {}, ValueError,
          "'dst': expected a tensor on a CPU or CUDA device, got one on 'meta'"),
         (torch.empty(2), torch.empty(2), {"chunk_bytes": 0}, ValueError,
-         "'chunk_bytes': expected at least 1, got 0"),
+         "'chunk_bytes': expected an int of 1 or more, got 0"),
+        (torch.empty(2), torch.empty(2), {"chunk_bytes": 1.5}, ValueError,
+         "'chunk_bytes': expected an int of 1 or more, got 1.5"),
+        (torch.empty(2), torch.empty(2), {"chunk_bytes": "a"}, ValueError,
+         "'chunk_bytes': expected an int of 1 or more, got 'a'"),
+        (torch.empty(1).expand(2), torch.empty(2), {}, ValueError,
+         r"'dst': expected elements with memory of their own, got shape \[2\] with strides \[0\]"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(

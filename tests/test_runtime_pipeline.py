@@ -158,6 +158,13 @@ def test_on_a_cpu_stages_are_called_in_the_callers_thread() -> None:
     ({"a": 3}, {}, TypeError, "stage a: expected a function of one argument, got int"),
     ([abs], {"depth": 0}, ValueError, "argument 'depth': expected an int of 1 or more, got 0"),
     ([abs], {"priorities": [1, 2]}, ValueError, "expected one for each of 1 stages, got 2"),
+    (int, {}, TypeError, r"'stages': expected an iterable, got type; write \[f\] for one"),
+    (None, {}, TypeError, "^pipeline: argument 'stages': expected an iterable, got NoneType$"),
+    ([abs], {"priorities": 0}, TypeError, "'priorities': expected a list of ints, got 0"),
+    ([abs], {"priorities": "a"}, TypeError, "'priorities': expected a list of ints, got 'a'"),
+    ([abs], {"priorities": [1.5]}, TypeError, r"expected a list of ints, got \[1.5\]"),
+    ([abs], {"device": "mps"}, ValueError, "^pipeline: argument 'device': .* got 'mps'"),
+    ([abs], {"device": "cuda:99"}, ValueError, "^pipeline: argument 'device': .*, and torch sees"),
 ])  # fmt: skip
 def test_wrong_arguments_are_named(stages: Any, options: Any, error: Any, text: str) -> None:
     with pytest.raises(error, match=text):

@@ -454,14 +454,49 @@ def test_it_can_be_iterated_again_and_has_a_length() -> None:
     assert len(given) == len(list(given)) == len(list(given)) == 4
 
 
+DEVICE = "^prefetch: argument 'device': expected a CPU or CUDA device of this machine, got "
+
+
 @pytest.mark.parametrize(("arguments", "error", "text"), [
     ((3, "cpu"), TypeError, "prefetch: argument 'loader': expected an iterable, got int"),
     (([], "cpu", 0), ValueError, "argument 'depth': expected an int of 1 or more, got 0"),
     (([], "cpu", True), ValueError, "argument 'depth': expected an int of 1 or more, got True"),
+    (([], "foo"), ValueError, DEVICE + "'foo'$"),
+    (([], "mps"), ValueError, DEVICE + "'mps'$"),
+    (([], torch.device("meta")), ValueError, DEVICE + "'meta'$"),
+    (([], 1.0), ValueError, DEVICE + "1.0$"),
+    (([], True), ValueError, DEVICE + "True$"),
+    (([], "cuda:99"), ValueError, DEVICE + "'cuda:99', and torch sees "),
+    (([], 99), ValueError, DEVICE + "99, and torch sees "),
 ])  # fmt: skip
 def test_wrong_arguments_are_named(arguments: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         prefetch(*arguments)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_default_is_the_cpu_and_cuda_is_refused() -> None:
+    (batch,) = prefetch([torch.ones(2)])
+    assert batch.device.type == "cpu"
+    with pytest.raises(ValueError, match=DEVICE + "'cuda', .* sees no GPU here; pass 'cpu'$"):
+        prefetch([], "cuda")
+
+
+@pytest.mark.parametrize(("count", "text"), [(1, "1 GPU here"), (2, "2 GPUs here")])
+def test_a_gpu_that_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch, count: int, text: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    for device in (f"cuda:{count}", count, -1):
+        with pytest.raises(ValueError, match=f"{DEVICE}{device!r}, and torch sees {text}$"):
+            prefetch([], device)
+    assert prefetch([], f"cuda:{count - 1}").device.index == count - 1
+
+
+def test_tensors_without_values_have_no_way_to_the_host() -> None:
+    with pytest.raises(ValueError, match=r"^to_host: argument 'tree': .* \(2,\) on 'meta'"):
+        to_host([torch.ones(1), torch.empty(2, device="meta")])
 
 
 def test_a_gradient_is_not_lost_without_a_word() -> None:

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,6 +22,8 @@ from cuda_ops.runtime.timing.event_costs import EventOverhead
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "runtime" / "time_an_operator.py"
 X = torch.ones(64)
+#: In place of an argument of any other type.
+WORD = cast("Any", "a")
 
 
 def test_each_candidate_has_a_time_and_a_ratio_over_the_first() -> None:
@@ -195,9 +197,25 @@ def test_time_is_limited_and_narrow_intervals_end_it_early(
         (lambda: time_kernel(torch.relu, X, seconds=float("nan")), ValueError, "'seconds'.*nan"),
         (lambda: time_kernel(torch.relu, X, precision=0), ValueError, "'precision': .* got 0"),
         (lambda: event_overhead("meta"), ValueError, "event_overhead: argument 'device'"),
-        (lambda: event_overhead("cpu", calls=0), ValueError, "'calls': expected 1 to 300, got 0"),
+        (lambda: event_overhead("cuda:99"), ValueError, "^event_overhead: .*, and torch sees "),
+        (lambda: event_overhead("foo"), ValueError, "^event_overhead: argument 'device': .*'foo'"),
+        (lambda: event_overhead("cpu", calls=0), ValueError, "'calls': .* from 1 to 300, got 0"),
+        (lambda: event_overhead("cpu", calls=WORD), ValueError, "'calls': .* got 'a'"),
+        (lambda: event_overhead("cpu", rounds=WORD), ValueError, "'rounds': .* got 'a'"),
         (lambda: event_overhead("cpu", calls=301), ValueError, "'calls': .* got 301"),
-        (lambda: event_overhead("cpu", rounds=0), ValueError, "'rounds': expected at least 1"),
+        (lambda: event_overhead("cpu", rounds=0), ValueError, "'rounds': .* 1 or more, got 0"),
+        (lambda: time_kernel(abs, X, seconds=0), ValueError, "^time_kernel: .*'seconds': .* got 0"),
+        (lambda: time_kernel(abs, X, seconds=WORD), ValueError, "^time_kernel: .* got 'a'"),
+        (
+            lambda: time_kernel(abs, X, keywords=WORD),
+            TypeError,
+            "^time_kernel: .* got str",
+        ),
+        (lambda: time_kernel(abs, X, device="meta"), ValueError, "^time_kernel: .* got 'meta'"),
+        (lambda: time_kernel(abs, X, device="cuda:99"), ValueError, "^time_kernel: .*torch sees "),
+        (lambda: time_kernel(abs, X.to_sparse()), ValueError, "^time_kernel: argument 'args'"),
+        (lambda: Timer({"f": abs}, (X,), WORD), TypeError, "^Timer: argument 'keywords': .* str$"),
+        (lambda: Timer({"f": abs}, (X,)).run(seconds=WORD), ValueError, "^Timer.run: .* got 'a'"),
     ],
 )
 def test_nonsense_is_refused(call: Callable[[], Any], error: type[Exception], text: str) -> None:

@@ -154,6 +154,19 @@ def test_a_path_that_cannot_be_written_is_refused_first(
         pytest.fail("the block ran")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"path": 5}, "'path': expected a path, got int"),
+        ({"shapes": "a"}, "'shapes': expected True or False, got 'a'"),
+        ({"stacks": 1}, "'stacks': expected True or False, got 1"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(TypeError, match=f"^trace: argument {text}"), trace(**arguments):
+        pytest.fail("the block ran")
+
+
 def test_the_working_directory_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other").mkdir()
@@ -331,7 +344,6 @@ def test_an_operator_is_traced(capfd: pytest.CaptureFixture[str], op: str) -> No
         (["--op", "none"], "no operator 'none'; known: "),
         (["--op", "silv"], "no operator 'silv'; did you mean 'silu'?"),
         (["--op", "silu", "--case", "none"], "no case has 'none' in its label; known: "),
-        (["--op", "silu", "--case", "("], "error: "),
         (["-o", "run.txt", __file__], "expected a file that ends in .json"),
     ],
 )
@@ -349,6 +361,13 @@ def test_wrong_options_are_refused(capfd: pytest.CaptureFixture[str], words: lis
         command.main(words)
     assert end.value.code == 2
     assert "usage: python -m cuda_ops profile" in capfd.readouterr().err
+
+
+def test_a_pattern_that_is_none_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        command.main(["--op", "silu", "--case", "("])
+    assert end.value.code == 2
+    assert "argument --case: '(' is not a regular expression: " in capfd.readouterr().err
 
 
 # --- ranges for Nsight --------------------------------------------------------------------

@@ -404,14 +404,22 @@ def test_nothing_is_measured_while_torch_compile_traces(
 # --- what it refuses ------------------------------------------------------------------
 
 
+def sum_rows(x: torch.Tensor) -> torch.Tensor:
+    """Has the name of an operator, and is none."""
+    return x
+
+
 @pytest.mark.parametrize(
     ("op", "candidates", "message"),
     [
         ("no_such_op", None, "argument 'op': .*no operator 'no_such_op'"),
         (7, None, "argument 'op': expected an operator of cuda_ops, got 7"),
+        (sum_rows, None, "argument 'op': expected an operator of cuda_ops, got <function sum_rows"),
+        (torch.ops.aten.relu, None, "argument 'op': namespace 'aten' has no operator 'relu'"),
         ("relu", None, "relu: expected a plugin that answers cuda_ops_candidates, .*: .*sum_rows"),
         (NAME, {"high": {"height": 2}}, "tuned_probe: candidate 'high': knob 'height'"),
         (NAME, {"four": {"step": 4}}, r"tuned_probe: candidate 'four': .*expected one of \[1, 2"),
+        (NAME, {"two": {"step": 2.0}}, r"tuned_probe: candidate 'two': .*, got 2.0"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
@@ -420,6 +428,35 @@ def test_what_makes_no_sense_is_refused(
     x = torch.randn(100, device="cuda" if torch.cuda.is_available() else "cpu")
     with pytest.raises(ValueError, match=f"tune: {message}"):
         tune(op, candidates, (x,), anew=True, measure=never)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"inputs": torch.ones(2)}, TypeError, r"'inputs': .*, got Tensor; write \[x\] for one"),
+        ({"inputs": 5}, TypeError, "'inputs': expected a list of arguments, got int"),
+        (
+            {"inputs": (torch.ones(2), 1)},
+            ValueError,
+            r"'inputs': .* of tuned_probe, got \[\(2,\), 1\]",
+        ),
+        ({"candidates": 5}, TypeError, "'candidates': expected a Candidates, or .* got int"),
+        ({"candidates": [1]}, TypeError, "'candidates': expected a Candidates, or .* got list"),
+        ({"candidates": "a"}, TypeError, "'candidates': expected a Candidates, or .* got str"),
+        ({"candidates": {"a": 1}}, TypeError, "'candidates': .* knobs to ints for 'a', got int"),
+        ({"margin": "a"}, ValueError, "'margin': expected a number from 0 to 1, got 'a'"),
+        ({"margin": -1}, ValueError, "'margin': expected a number from 0 to 1, got -1"),
+        ({"margin": float("nan")}, ValueError, "'margin': expected a number from 0 to 1, got nan"),
+        ({"measure": 1}, TypeError, "'measure': expected something to call, got int"),
+    ],
+)
+@needs_no_gpu
+def test_arguments_of_another_kind_are_refused(
+    library: Path, arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    rest = {"inputs": (torch.ones(2),), "measure": never} | arguments
+    with pytest.raises(error, match=f"^tune: argument {message}"):
+        tune(NAME, **rest)
 
 
 def test_a_call_without_tensors_is_refused(library: Path) -> None:
@@ -617,6 +654,10 @@ def test_the_command_shows_and_forgets(
     assert [(entry["name"], entry["unused"]) for entry in listed] == [
         ("two", ""), ("two", "no, another source"),
     ]  # fmt: skip
+    with pytest.raises(SystemExit):
+        command.main(["--show", "--forget"])
+    assert "argument --forget: not allowed with argument --show" in capsys.readouterr().err
+    assert len(choices.stored(NAME)) == 2
     assert command.main(["--forget", NAME]) == 0
     assert f"{NAME}: forgot 2 choices" in capsys.readouterr().out
     assert choices.stored(NAME) == []
@@ -642,6 +683,8 @@ def test_the_command_measures_cases_and_reports_what_it_refused(
     [
         ([], "expected an operator, --show or --forget, got none"),
         (["no_such_op"], "no operator 'no_such_op'"),
+        (["--show", "no_such_op"], "no operator 'no_such_op'"),
+        (["--forget", "no_such_op"], "no operator 'no_such_op'"),
         (["relu"], "expected a plugin that answers cuda_ops_candidates"),
         ([NAME, "--case", "no such case"], "has 'no such case' in its label"),
     ],

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from cuda_ops.runtime.arguments import check_count
+
 #: Bytes of a chunk: large enough that a copy takes longer than its launch, small enough that the
 #: first half of the way is soon done. Two chunks are pinned at a time.
 CHUNK_BYTES = 4 << 20
@@ -45,8 +47,8 @@ def copy_between(
 
     Raises:
         TypeError: ``dst`` or ``src`` is no tensor.
-        ValueError: shapes, dtypes or layouts differ, a device is neither a CPU nor a GPU, or
-            ``chunk_bytes`` is below 1.
+        ValueError: shapes, dtypes or layouts differ, a device is neither a CPU nor a GPU, elements
+            of ``dst`` share memory, as after ``expand``, or ``chunk_bytes`` is no int of 1 or more.
         RuntimeError: the current stream is being captured.
     """
     _check(dst, src, chunk_bytes)
@@ -180,7 +182,9 @@ def _check(dst: Any, src: Any, chunk_bytes: int) -> None:
             raise ValueError(
                 f"copy_between: argument 'src': expected the {what} of dst, {wanted}, got {actual}"
             )
-    if chunk_bytes < 1:
+    if dst.numel() and any(n > 1 and not s for n, s in zip(dst.shape, dst.stride(), strict=True)):
         raise ValueError(
-            f"copy_between: argument 'chunk_bytes': expected at least 1, got {chunk_bytes}"
+            "copy_between: argument 'dst': expected elements with memory of their own, got shape "
+            f"{list(dst.shape)} with strides {list(dst.stride())}, as expand makes"
         )
+    check_count("copy_between", "chunk_bytes", chunk_bytes)

@@ -14,12 +14,12 @@ from typing import Any, cast
 import torch
 
 from cuda_ops.errors import GraphError
+from cuda_ops.runtime.arguments import check_count
 from cuda_ops.runtime.devices import resolved
 from cuda_ops.runtime.graphs.calls import Call, Key, Training
 from cuda_ops.runtime.graphs.captures import Capture, Refusal
 from cuda_ops.runtime.graphs.in_turn import InTurn
 from cuda_ops.runtime.graphs.places import Tensors
-from cuda_ops.runtime.overlap.turns import check_count
 from cuda_ops.runtime.trees import record_streams, tensors_of
 
 

@@ -8,11 +8,16 @@ Calculator), as the driver computes it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cuda_ops.runtime.arguments import check_count, is_int, loaded_key
 from cuda_ops.runtime.launch.machine_code import RESERVED, Capability, Kernel, kernels_in
+
+if TYPE_CHECKING:
+    from cuda_ops.spec import OpSpec
 
 _WARP = 32
 _REGISTERS = 65536  # of a multiprocessor, and the most of a block
@@ -82,24 +87,32 @@ def occupancy(
             default the most it can be. More than 48 KB of a block need cudaFuncSetAttribute.
 
     Raises:
-        ValueError: a block that no launch takes, a negative size, or a capability not known here.
+        TypeError: ``kernel`` is no kernel.
+        ValueError: a block that no launch takes, a negative size, a carve-out that no such
+            multiprocessor has, or a capability not known here.
 
     Example:
     >>> kernel = Kernel("k", "k", (9, 0), 32, 0, 1024, False)
     >>> occupancy(kernel, 256)
     Fit(block=256, blocks_per_sm=8, occupancy=1.0, limited_by=('warps', 'registers'))
     """
-    capability = capability or kernel.capability
-    limits = _limits(capability, "occupancy")
-    if not 1 <= block <= kernel.max_threads:
+    limits = _limits("occupancy", kernel, capability, shared_bytes)
+    if not is_int(block) or not 1 <= block <= kernel.max_threads:
         raise ValueError(
             f"occupancy: argument 'block': expected 1 to {kernel.max_threads} threads, as "
-            f"{kernel.name} takes, got {block}"
+            f"{kernel.name} takes, got {block!r}"
         )
-    if shared_bytes < 0:
+    if carve_out is not None and carve_out not in limits.carve_outs:
         raise ValueError(
-            f"occupancy: argument 'shared_bytes': expected 0 or more, got {shared_bytes}"
+            f"occupancy: argument 'carve_out': expected one of {limits.carve_outs}, got "
+            f"{carve_out!r}"
         )
+    return _fit(kernel, block, shared_bytes, limits, carve_out)
+
+
+def _fit(
+    kernel: Kernel, block: int, shared_bytes: int, limits: Limits, carve_out: int | None = None
+) -> Fit:
     warps = -(-block // _WARP)
     allowed = {
         "warps": limits.warps // warps,
@@ -126,25 +139,41 @@ def best_block(kernel: Kernel, capability: Capability | None = None, shared_byte
         shared_bytes: dynamic shared memory of a block, in bytes.
 
     Raises:
-        ValueError: as :func:`occupancy`.
+        TypeError, ValueError: as :func:`occupancy`.
 
     Example:
     >>> best_block(Kernel("k", "k", (9, 0), 40, 0, 1024, False)).block
     768
     """
+    limits = _limits("best_block", kernel, capability, shared_bytes)
     largest = kernel.max_threads
     sizes = [largest, *range((largest - 1) // _WARP * _WARP, 0, -_WARP)]
-    fits = [occupancy(kernel, block, shared_bytes, capability) for block in sizes]
+    fits = [_fit(kernel, block, shared_bytes, limits) for block in sizes]
     return max(fits, key=lambda fit: fit.block * fit.blocks_per_sm)
 
 
-def _limits(capability: Capability, function: str) -> Limits:
-    if capability not in LIMITS:
-        known = ", ".join(f"{major}.{minor}" for major, minor in LIMITS)
+def _limits(
+    function: str, kernel: Kernel, capability: Capability | None, shared_bytes: int
+) -> Limits:
+    """Checks what both functions take, and returns what a multiprocessor holds."""
+    if not isinstance(kernel, Kernel):
+        raise TypeError(
+            f"{function}: argument 'kernel': expected a Kernel, as kernels_of lists them, got "
+            f"{type(kernel).__name__}"
+        )
+    check_count(function, "shared_bytes", shared_bytes, least=0)
+    if capability is None:
+        capability = kernel.capability
+    if capability not in [*LIMITS]:  # a list has no hash
         raise ValueError(
-            f"{function}: argument 'capability': expected one of {known}, got {capability!r}"
+            f"{function}: argument 'capability': expected one of {_listed(LIMITS)}, got "
+            f"{capability!r}"
         )
     return LIMITS[capability]
+
+
+def _listed(capabilities: Iterable[Capability]) -> str:
+    return ", ".join(map(str, capabilities))
 
 
 def _by_registers(registers: int, warps: int) -> int:
@@ -158,10 +187,6 @@ def _by_registers(registers: int, warps: int) -> int:
 
 
 def _by_shared_memory(used: int, limits: Limits, carve_out: int | None) -> int:
-    if carve_out is not None and carve_out not in limits.carve_outs:
-        raise ValueError(
-            f"occupancy: argument 'carve_out': expected one of {limits.carve_outs}, got {carve_out}"
-        )
     of_block = _rounded(used + RESERVED, _SHARED_UNIT)
     room = limits.carve_outs[-1] if carve_out is None else carve_out
     if room * _KIB < of_block:  # the driver sets the least that a block fits in
@@ -176,11 +201,14 @@ def _rounded(number: int, unit: int) -> int:
 # --- what a library holds ------------------------------------------------------------
 
 
-def kernels_of(op: str, capability: Capability | None = None) -> list[Kernel]:
+def kernels_of(
+    op: str | OpSpec | Callable[..., Any], capability: Capability | None = None
+) -> list[Kernel]:
     """Lists the kernels in an operator's library, sorted by name.
 
     Args:
-        op: the operator, ``"silu"`` or ``"my_ops::scale"``.
+        op: the operator, its :class:`~cuda_ops.spec.OpSpec` or its name, ``"silu"`` or
+            ``"my_ops::scale"``.
         capability: for which compute capability; by default the one of the visible GPU if the
             library has code for it, else the highest one that it has.
 
@@ -200,11 +228,7 @@ def kernels_of(op: str, capability: Capability | None = None) -> list[Kernel]:
     """
     from cuda_ops.registry import registry
 
-    key = registry().key_of(op)
-    try:
-        registry().public(key)  # loads it
-    except AttributeError as error:
-        raise ValueError(f"kernels_of: argument 'op': {error}") from None
+    key = loaded_key("kernels_of", op)
     operator = registry().loaded(key)
     library = registry().library_of(key if operator is None else operator.spec.pair)
     if library is None:
@@ -217,10 +241,9 @@ def kernels_of(op: str, capability: Capability | None = None) -> list[Kernel]:
         visible = _visible()
         capability = visible if visible in present else present[-1]
     if capability not in present:
-        listed = ", ".join(f"{major}.{minor}" for major, minor in present)
         raise ValueError(
             f"kernels_of: argument 'capability': expected one that {library.name} has code for, "
-            f"{listed}, got {capability!r}"
+            f"{_listed(present)}, got {capability!r}"
         )
     return sorted((k for k in found if k.capability == capability), key=lambda k: k.name)
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from cuda_ops.output import size_text
+from cuda_ops.runtime.arguments import check_callable, is_number
 from cuda_ops.runtime.frames import is_inner
 from cuda_ops.runtime.memory.history import recorded_history
 from cuda_ops.runtime.memory.regions import counted_device, current_region, regions
@@ -55,14 +56,17 @@ def assert_no_growth(
 
     Raises:
         AssertionError: more is left; the text says how much, in which region, and what.
-        ValueError: ``tolerance`` is negative, or ``device`` is of another type.
+        TypeError: ``warm`` cannot be called.
+        ValueError: ``tolerance`` is no number of 0 or more, or ``device`` is neither a CPU nor a
+            GPU of this machine.
     """
-    if tolerance < 0:
+    if not is_number(tolerance) or not tolerance >= 0:  # nan is neither
         raise ValueError(
-            f"assert_no_growth: argument 'tolerance': expected at least 0 bytes, got {tolerance}"
+            f"assert_no_growth: argument 'tolerance': expected 0 bytes or more, got {tolerance!r}"
         )
     where = counted_device("assert_no_growth", device)
     if warm is not None:
+        check_callable("assert_no_growth", "warm", warm)
         warm(), warm()
     native = where.type == "cuda" and torch.cuda.get_allocator_backend() == "native"
     with recorded_history(_HISTORY, "python") if native else contextlib.nullcontext():

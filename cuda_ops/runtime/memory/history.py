@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from cuda_ops.runtime.arguments import check_count, checked_path
+
 
 def memory_snapshot(file: str | Path) -> Path:
     """Writes what torch's allocator holds, for the viewer at pytorch.org/memory_viz.
@@ -23,10 +25,11 @@ def memory_snapshot(file: str | Path) -> Path:
         The file.
 
     Raises:
+        TypeError: ``file`` is no path.
         RuntimeError: there is no GPU, or the allocator's backend has no snapshots.
     """
+    path = checked_path("memory_snapshot", "file", file)
     _check_can_record("memory_snapshot")
-    path = Path(file)
     torch.cuda.memory._dump_snapshot(str(path))
     return path
 
@@ -47,10 +50,11 @@ def record_memory(
 
     Raises:
         RuntimeError: there is no GPU, or the allocator's backend has no snapshots.
-        ValueError: ``most`` is below 1, or ``stacks`` is another word.
+        TypeError: ``file`` is no path.
+        ValueError: ``most`` is no int of 1 or more, or ``stacks`` is another word.
     """
-    if most < 1:
-        raise ValueError(f"record_memory: argument 'most': expected at least 1, got {most}")
+    path = checked_path("record_memory", "file", file)
+    check_count("record_memory", "most", most)
     if stacks not in ("python", "all"):
         raise ValueError(
             f"record_memory: argument 'stacks': expected 'python' or 'all', got {stacks!r}"
@@ -58,9 +62,9 @@ def record_memory(
     _check_can_record("record_memory")
     with recorded_history(most, stacks):
         try:
-            yield Path(file)
+            yield path
         finally:
-            memory_snapshot(file)
+            memory_snapshot(path)
 
 
 @contextlib.contextmanager

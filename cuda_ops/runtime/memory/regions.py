@@ -90,8 +90,11 @@ def region(name: str, device: torch.device | str | None = None) -> Iterator[Regi
         device: a CPU or CUDA device; by default the current GPU, or the CPU where there is none.
 
     Raises:
-        ValueError: ``name`` is empty, or ``device`` is of another type.
+        TypeError: ``name`` is no text.
+        ValueError: ``name`` is empty, or ``device`` is neither a CPU nor a GPU of this machine.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"region: argument 'name': expected some text, got {type(name).__name__}")
     if not name:
         raise ValueError("region: argument 'name': expected some text, got ''")
     where = counted_device("region", device)

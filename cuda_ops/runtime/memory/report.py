@@ -133,10 +133,16 @@ def memory_report(
         operators: what :func:`memory_by_operator` found, to be part of the report.
 
     Raises:
-        ValueError: ``device`` is of another type.
+        TypeError: ``operators`` is something else.
+        ValueError: ``device`` is neither a CPU nor a GPU of this machine.
     """
     where = counted_device("memory_report", device)
-    found = operators or OperatorsUse()
+    found = OperatorsUse() if operators is None else operators
+    if not isinstance(found, OperatorsUse):
+        raise TypeError(
+            "memory_report: argument 'operators': expected what memory_by_operator found, got "
+            f"{type(found).__name__}"
+        )
     if where.type == "cpu":
         now = process_memory()
         return MemoryReport(

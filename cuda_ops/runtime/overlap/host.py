@@ -24,6 +24,7 @@ def to_host(tree: Tree) -> HostCopy[Tree]:
         tree: a tensor, or dicts, lists, tuples and dataclasses of them, nested.
 
     Raises:
+        ValueError: a tensor is on ``meta`` and has no values.
         RuntimeError: a current stream is captured into a CUDA graph.
 
     Example:
@@ -31,7 +32,14 @@ def to_host(tree: Tree) -> HostCopy[Tree]:
         >>> handle.result()
         {'loss': tensor(2.), 'step': 3}
     """
-    devices = {one.device for one in tensors_of(tree) if one.is_cuda}
+    tensors = tensors_of(tree)
+    for one in tensors:
+        if one.is_meta:
+            raise ValueError(
+                "to_host: argument 'tree': expected tensors that have values, got one of shape "
+                f"{tuple(one.shape)} on 'meta'"
+            )
+    devices = {one.device for one in tensors if one.is_cuda}
     streams = {device: _stream_behind(device) for device in devices}
     with torch.no_grad():
         clones = map_tensors(_cloned, tree)

@@ -11,14 +11,13 @@ from typing import Any
 import torch
 
 from cuda_ops.errors import StageError
-from cuda_ops.runtime.devices import resolved
+from cuda_ops.runtime.arguments import check_count, check_iterable, is_int
+from cuda_ops.runtime.devices import checked_device
 from cuda_ops.runtime.overlap.turns import (
     Event,
     Reader,
     Turn,
     Turns,
-    check_count,
-    check_iterable,
     join,
     memory_of,
     start,
@@ -56,13 +55,14 @@ def pipeline(
         depth: how many items at once, at least 1; as many as stages keep all of them busy.
         priorities: of the streams, one for each stage, lower numbers first, as
             ``torch.cuda.Stream`` takes them.
-        device: the GPU of the streams; by default the current one. On a CPU, or where there is no
-            GPU, the stages are called one after the other in the caller's thread.
+        device: the GPU of the streams; by default the current one, or the CPU where there is none.
+            On a CPU the stages are called one after the other in the caller's thread.
 
     Raises:
-        TypeError: a stage is not callable, or the inputs are not iterable.
-        ValueError: there are no stages, ``depth`` is less than 1, or the number of priorities is
-            not that of the stages.
+        TypeError: a stage is not callable, the stages or the inputs are not iterable, or the
+            priorities are no list of ints.
+        ValueError: there are no stages, ``depth`` is no int of 1 or more, the number of priorities
+            is not that of the stages, or ``device`` is neither a CPU nor a GPU of this machine.
         StageError: a stage raised; ``__cause__`` is what it raised.
 
     Example:
@@ -72,19 +72,29 @@ def pipeline(
     named = _named(stages)
     check_iterable("pipeline", "inputs", inputs)
     check_count("pipeline", "depth", depth)
-    if priorities is not None and len(priorities) != len(named):
-        raise ValueError(
-            f"pipeline: argument 'priorities': expected one for each of {len(named)} stages, got "
-            f"{len(priorities)}"
-        )
-    where = resolved(device)
+    if priorities is not None:
+        _check_priorities(priorities, len(named))
+    where = checked_device("pipeline", device)
     if where.type != "cuda":
         return _one_after_the_other(named, inputs)
     lines = [_Line(where, priority) for priority in priorities or [0] * len(named)]
     return _beside_each_other(named, inputs, depth, _Streams(where, lines))
 
 
+def _check_priorities(priorities: object, stages: int) -> None:
+    if not isinstance(priorities, Sequence) or not all(map(is_int, priorities)):
+        raise TypeError(
+            f"pipeline: argument 'priorities': expected a list of ints, got {priorities!r}"
+        )
+    if len(priorities) != stages:
+        raise ValueError(
+            f"pipeline: argument 'priorities': expected one for each of {stages} stages, got "
+            f"{len(priorities)}"
+        )
+
+
 def _named(stages: Sequence[Stage] | Mapping[str, Stage]) -> dict[str, Stage]:
+    check_iterable("pipeline", "stages", stages, one="[f]")
     if isinstance(stages, Mapping):
         named = {str(name): stage for name, stage in stages.items()}
     else:

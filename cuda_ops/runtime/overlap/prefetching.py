@@ -12,15 +12,14 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from cuda_ops.runtime.devices import resolved
+from cuda_ops.runtime.arguments import check_count, check_iterable
+from cuda_ops.runtime.devices import checked_device
 from cuda_ops.runtime.overlap.lanes import CudaLane, Lane
 from cuda_ops.runtime.overlap.staging import Pinned
 from cuda_ops.runtime.overlap.turns import (
     Event,
     Turn,
     Turns,
-    check_count,
-    check_iterable,
     join,
     memory_of,
     start,
@@ -31,7 +30,7 @@ Batch = TypeVar("Batch")
 
 
 def prefetch(
-    loader: Iterable[Batch], device: torch.device | str | int = "cuda", depth: int = 2
+    loader: Iterable[Batch], device: torch.device | str | int | None = None, depth: int = 2
 ) -> Prefetch[Batch]:
     """Returns the loader's batches with their tensors on ``device``, copied ahead.
 
@@ -55,12 +54,14 @@ def prefetch(
     Args:
         loader: any iterable. Its batches may be tensors, dicts, lists, tuples, dataclasses and
             packed sequences of them, nested; what is no tensor is passed on.
-        device: where to; on a CPU the loader is iterated as it is, in the same thread.
+        device: where to; by default the current GPU, or the CPU where there is none. On a CPU the
+            loader is iterated as it is, in the same thread.
         depth: how many batches, at least 1.
 
     Raises:
         TypeError: the loader is not iterable.
-        ValueError: ``depth`` is less than 1, or a batch has a tensor that requires a gradient.
+        ValueError: ``depth`` is no int of 1 or more, ``device`` is neither a CPU nor a GPU of this
+            machine, or a batch has a tensor that requires a gradient.
 
     Example:
         >>> batches = [(torch.ones(2), "a"), (torch.zeros(2), "b")]
@@ -71,7 +72,7 @@ def prefetch(
     """
     check_iterable("prefetch", "loader", loader)
     check_count("prefetch", "depth", depth)
-    return Prefetch(loader, resolved(device), depth)
+    return Prefetch(loader, checked_device("prefetch", device), depth)
 
 
 class Prefetch(Generic[Batch]):

@@ -138,22 +138,6 @@ def memory_of(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
     return found
 
 
-def check_count(function: str, argument: str, given: object) -> None:
-    """Raises ValueError unless an argument is an int of 1 or more."""
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise ValueError(
-            f"{function}: argument '{argument}': expected an int of 1 or more, got {given!r}"
-        )
-
-
-def check_iterable(function: str, argument: str, given: object) -> None:
-    """Raises TypeError unless ``iter`` takes an argument."""
-    if not hasattr(given, "__iter__") and not hasattr(given, "__getitem__"):
-        raise TypeError(
-            f"{function}: argument '{argument}': expected an iterable, got {type(given).__name__}"
-        )
-
-
 def start(work: Callable[[], None], name: str) -> threading.Thread:
     """Starts a thread with the context variables and the gradient mode of this one."""
     context, grad = contextvars.copy_context(), torch.is_grad_enabled()

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from cuda_ops.benchmarking.clock import undisturbed
+from cuda_ops.runtime.arguments import check_count
+from cuda_ops.runtime.devices import checked_device
 from cuda_ops.testing.stall import stall
 
 #: Elements of the kernel that keeps the device longer than its launch keeps the host.
@@ -80,7 +82,7 @@ class EventOverhead(Sequence[EventCost]):
 
 
 def event_overhead(
-    device: torch.device | str | None = None, *, calls: int = 200, rounds: int = 9
+    device: torch.device | str | int | None = None, *, calls: int = 200, rounds: int = 9
 ) -> EventOverhead:
     """Measures what timing by CUDA events costs the host and the device.
 
@@ -93,31 +95,21 @@ def event_overhead(
     no GPU
 
     Args:
-        device: a GPU, by default the current one. On a CPU, or where there is no GPU, the same
+        device: a GPU, by default the current one, or the CPU where there is none. On a CPU the same
             table is made for ``time.perf_counter``.
         calls: launches in a train.
         rounds: how often each train is run.
 
     Raises:
-        ValueError: ``calls`` is not 1 to 300, ``rounds`` is below 1, or ``device`` is neither a CPU
-            nor a GPU.
+        ValueError: ``calls`` is no int from 1 to 300, ``rounds`` none of 1 or more, or
+            ``device`` is neither a CPU nor a GPU of this machine.
     """
-    if not 1 <= calls <= _MOST_CALLS:
-        raise ValueError(
-            f"event_overhead: argument 'calls': expected 1 to {_MOST_CALLS}, got {calls}"
-        )
-    if rounds < 1:
-        raise ValueError(f"event_overhead: argument 'rounds': expected at least 1, got {rounds}")
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(device)
-    if device.type == "cpu":
+    check_count("event_overhead", "calls", calls, most=_MOST_CALLS)
+    check_count("event_overhead", "rounds", rounds)
+    where = checked_device("event_overhead", device)
+    if where.type == "cpu":
         return _of_the_wall_clock(calls, rounds)
-    if device.type != "cuda":
-        raise ValueError(
-            f"event_overhead: argument 'device': expected a CPU or CUDA device, got {str(device)!r}"
-        )
-    with torch.cuda.device(device), undisturbed():
+    with torch.cuda.device(where), undisturbed():
         return _of_events(calls, rounds)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +19,7 @@ from cuda_ops.benchmarking import capacity, clock, compare
 from cuda_ops.benchmarking.kit import HOST_BOUND_SECONDS
 from cuda_ops.benchmarking.rotation import Rotation
 from cuda_ops.benchmarking.stats import Interval, median_interval
+from cuda_ops.runtime.arguments import check_callable, check_mapping, check_positive
 from cuda_ops.runtime.devices import checked_device
 from cuda_ops.runtime.timing.copies import Copies
 from cuda_ops.runtime.timing.timings import Timing, Timings
@@ -59,15 +59,12 @@ class Timer:
                 CPU.
 
         Raises:
-            TypeError: ``functions`` is no mapping of names to callables, or ``args`` no sequence.
+            TypeError: ``functions`` is no mapping of names to callables, ``args`` no tuple or list,
+                or ``keywords`` no mapping.
             ValueError: there is no function, a tensor is sparse, or ``device`` is neither a CPU nor
-                a CUDA device.
+                a GPU of this machine.
         """  # fmt: skip
-        if not isinstance(functions, Mapping):
-            raise TypeError(
-                "Timer: argument 'functions': expected a mapping of names to functions, got "
-                f"{type(functions).__name__}"
-            )
+        check_mapping("Timer", "functions", functions, "a mapping of names to functions")
         if not functions:
             raise ValueError("Timer: argument 'functions': expected at least one function, got {}")
         for name, function in functions.items():
@@ -81,18 +78,13 @@ class Timer:
                 "Timer: argument 'args': expected a tuple or list of arguments, got "
                 f"{type(args).__name__}; write (x,) for one"
             )
-        for leaf in pytree.tree_leaves(args):
-            if isinstance(leaf, torch.Tensor) and leaf.layout != torch.strided:
-                raise ValueError(
-                    f"Timer: argument 'args': expected strided tensors, got {leaf.layout}"
-                )
         self._args, self._cold = tuple(args), cold
+        self.device = _device("Timer", device, self._args, keywords)
         bound = dict(keywords or {})
         self._functions = {
             name: functools.partial(function, **bound) if bound else function
             for name, function in functions.items()
         }
-        self.device = _device(device, self._args)
 
     def run(self, *, seconds: float = 1.0, precision: float = 0.02) -> Timings:
         """Times all candidates until every interval is narrow or time is up.
@@ -110,11 +102,8 @@ class Timer:
             BenchmarkError: the device still works after a call has ended on the current stream, or
                 its caches cannot be emptied.
         """
-        for name, value in (("seconds", seconds), ("precision", precision)):
-            if not 0 < value < math.inf:
-                raise ValueError(
-                    f"Timer.run: argument {name!r}: expected a positive number, got {value!r}"
-                )
+        check_positive("Timer.run", "seconds", seconds)
+        check_positive("Timer.run", "precision", precision)
         on_cuda = self.device.type == "cuda"
         with torch.cuda.device(self.device) if on_cuda else contextlib.nullcontext():
             return self._run(compare.Settings(precision=precision, seconds=seconds))
@@ -187,25 +176,39 @@ def time_kernel(
         device: where to measure, if not where the first tensor is.
 
     Raises:
-        TypeError: ``function`` cannot be called.
-        ValueError: ``seconds`` or ``precision`` is not a positive number.
+        TypeError: ``function`` cannot be called, or ``keywords`` is no mapping.
+        ValueError: ``seconds`` or ``precision`` is not a positive number, a tensor is sparse, or
+            ``device`` is neither a CPU nor a GPU of this machine.
         BenchmarkError: as :meth:`Timer.run`.
     """
-    if not callable(function):
-        raise TypeError(
-            "time_kernel: argument 'function': expected something to call, got "
-            f"{type(function).__name__}"
-        )
+    # Else the errors of Timer would name a function that nobody called.
+    check_callable("time_kernel", "function", function)
+    check_positive("time_kernel", "seconds", seconds)
+    check_positive("time_kernel", "precision", precision)
+    where = _device("time_kernel", device, args, keywords)
     name = getattr(function, "__name__", type(function).__name__)
-    timer = Timer({name: function}, args, keywords, cold=cold, device=device)
+    timer = Timer({name: function}, args, keywords, cold=cold, device=where)
     return timer.run(seconds=seconds, precision=precision)[name]
 
 
-def _device(device: torch.device | str | None, args: tuple[Any, ...]) -> torch.device:
+def _device(
+    function: str,
+    device: torch.device | str | None,
+    args: tuple[Any, ...],
+    keywords: Mapping[str, Any] | None,
+) -> torch.device:
+    """Checks what calls get, and returns where to measure."""
+    if keywords is not None:
+        check_mapping(function, "keywords", keywords, "a mapping of names to values")
+    leaves = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+    for leaf in leaves:
+        if leaf.layout != torch.strided:
+            raise ValueError(
+                f"{function}: argument 'args': expected strided tensors, got {leaf.layout}"
+            )
     if device is None:
-        leaves = (leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor))
         device = next((leaf.device for leaf in leaves), torch.device("cpu"))
-    return checked_device("Timer", device)
+    return checked_device(function, device)
 
 
 def _clock(device: torch.device, cold: bool) -> clock.Clock:

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 arguments.output, shapes=arguments.shapes, stacks=arguments.stacks
             ) as traced:
                 status = run()
-    except (CudaOpsError, ValueError, OSError, re.error) as error:
+    except (CudaOpsError, ValueError, OSError) as error:
         errors.print(f"[red]error:[/] {escape(str(error))}")
         return REFUSED
     if arguments.json:
@@ -154,7 +154,7 @@ def _of_operator(arguments: argparse.Namespace, console: Console) -> Callable[[]
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     steps = []
-    for case in _chosen(op, cases, arguments.case, device):
+    for case in _chosen(op, cases, arguments.case or "", device):
         console.print(f"{op.key}: {case.label} on {device.type}", markup=False)
         steps.append((case.label, _step(op, case, device)))
 
@@ -224,6 +224,13 @@ def _step(op: OpSpec, case: BenchmarkCase, device: torch.device) -> Callable[[],
     return functools.partial(function, *Rotation(case, device, 2).arguments[0])
 
 
+def _regex(text: str) -> str:
+    # Where there is no --case, the program that is traced has no kit imported.
+    from cuda_ops.benchmarking.command import regex
+
+    return regex(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m cuda_ops profile",
@@ -245,7 +252,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--case",
         metavar="REGEX",
-        default="",
+        type=_regex,
         help="cases of --op whose label matches (default: the largest on a GPU, else the smallest)",
     )
     parser.add_argument(

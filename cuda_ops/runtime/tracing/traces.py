@@ -21,6 +21,7 @@ from torch._C._autograd import DeviceType
 from cuda_ops import output, spec
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.names import HOME, apart
+from cuda_ops.runtime.arguments import check_flag, checked_path
 from cuda_ops.runtime.tracing.kernel_table import CopyTime, GpuWork, KernelTime, Overlap, gpu_work
 from cuda_ops.runtime.tracing.table import render
 
@@ -135,6 +136,7 @@ def trace(
             which makes everything slower.
 
     Raises:
+        TypeError: the path is none, or ``shapes`` or ``stacks`` is no bool.
         ValueError: the path has another suffix.
         FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError: the path cannot
             be written; before the block runs.
@@ -146,6 +148,8 @@ def trace(
     >>> [row.calls for row in traced.operators if row.name == "aten::exp"]
     [1]
     """
+    check_flag("trace", "shapes", shapes)
+    check_flag("trace", "stacks", stacks)
     target = None if path is None else _checked(path)
     if torch.autograd.profiler._is_profiler_enabled:
         raise RuntimeError(
@@ -206,7 +210,7 @@ def _synchronize() -> None:
 
 
 def _checked(path: str | os.PathLike[str]) -> Path:
-    target = Path(path)
+    target = checked_path("trace", "path", path)
     if not target.name.endswith((".json", ".json.gz")):
         raise ValueError(
             f"trace: argument 'path': expected a file that ends in .json or .json.gz, got {path!s}"

@@ -21,6 +21,7 @@ from cuda_ops.benchmarking.command import regex
 from cuda_ops.build.discovery import add_root_option
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.registry import registry
+from cuda_ops.runtime.arguments import loaded_key
 from cuda_ops.runtime.tuning import choices, search
 from cuda_ops.runtime.tuning.choices import Key, Stored
 from cuda_ops.runtime.tuning.key import device_and_driver, key_of, made_from
@@ -39,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for root in arguments.root:
             registry().add_root(root)
         keys = [registry().key_in_command(name) for name in arguments.ops]
+        if arguments.forget or arguments.show:
+            _check_known(keys)
         if arguments.forget:
             return _forget(keys, console)
         if not arguments.show:
@@ -122,6 +125,14 @@ def _keywords(spec: OpSpec, case: BenchmarkCase, given: int) -> tuple[Any, ...]:
     return tuple(case.keywords.get(name, defaults[name]) for name in names[: last + 1])
 
 
+def _check_known(keys: Sequence[str]) -> None:
+    """Raises ValueError for a key of which nothing is stored and that is no operator's."""
+    known = {*choices.operators(), *registry().pairs()}
+    for key in keys:
+        if key not in known:
+            loaded_key("tune", key)
+
+
 def _forget(keys: Sequence[str], console: Console) -> int:
     for key in keys or choices.operators():
         count = choices.forget(key)
@@ -184,8 +195,9 @@ def _parser() -> argparse.ArgumentParser:
         "--case", metavar="REGEX", type=regex, default="",
         help="only benchmark cases whose label matches, such as '4096x'",
     )  # fmt: skip
-    parser.add_argument("--show", action="store_true", help="measure nothing, show what is stored")
-    parser.add_argument(
+    stored = parser.add_mutually_exclusive_group()
+    stored.add_argument("--show", action="store_true", help="measure nothing, show what is stored")
+    stored.add_argument(
         "--forget", action="store_true", help="remove what is stored, of all operators without OP"
     )
     parser.add_argument("--json", action="store_true", help="show what is stored as JSON")

@@ -25,13 +25,21 @@ def key_of(spec: OpSpec, library: Path, inputs: Sequence[Any], offered: Candidat
 
     Raises:
         NotTunedError: nothing is tuned for them.
+        ValueError: they are not the operator's arguments, or the library does not say what it was
+            made from, or GPUs of several kinds are visible.
     """
     tensor = next((value for value in inputs if isinstance(value, torch.Tensor)), None)
-    sizes = None if tensor is None else offered.sizes(*inputs)
+    try:
+        sizes = None if tensor is None else offered.sizes(*inputs)
+    except TypeError as error:
+        raise ValueError(
+            f"tune: argument 'inputs': expected the arguments of {spec.key}, got "
+            f"{_shown(inputs)}: {error}"
+        ) from error
     if tensor is None or sizes is None:
         raise NotTunedError(
             f"tune: argument 'inputs': expected arguments that {spec.key} is tuned for, got "
-            f"{[tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in inputs]}"
+            f"{_shown(inputs)}"
         )
     made, where = made_from(library), device_and_driver()
     if made is None:
@@ -44,6 +52,10 @@ def key_of(spec: OpSpec, library: Path, inputs: Sequence[Any], offered: Candidat
     rows, columns = sizes
     dtype = str(tensor.dtype).removeprefix("torch.")
     return Key(spec.key, *made, *where, dtype, (size_bits(rows), size_bits(columns)))
+
+
+def _shown(inputs: Sequence[Any]) -> list[Any]:
+    return [tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in inputs]
 
 
 def device_and_driver() -> tuple[str, str] | None:

@@ -73,7 +73,7 @@ class Knobs:
         for name, values in self.values.items():
             self._handle.cuda_ops_knob_set(name.encode(), bucket, settings.get(name, values[0]))
 
-    def check(self, settings: Mapping[str, int]) -> None:
+    def check(self, settings: Mapping[str, object]) -> None:
         """Refuses settings that name no knob of the library, or a value that is not legal.
 
         Raises:
@@ -83,7 +83,7 @@ class Knobs:
             if name not in self.values:
                 known = ", ".join(sorted(self.values)) or "none"
                 raise ValueError(f"knob {name!r}: expected one of the library's, {known}")
-            if value not in self.values[name]:
+            if not isinstance(value, int) or value not in self.values[name]:
                 raise ValueError(
                     f"knob {name!r}: expected one of {sorted(self.values[name])}, got {value!r}"
                 )

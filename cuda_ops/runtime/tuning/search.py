@@ -21,6 +21,7 @@ import torch
 from cuda_ops.build.source_text import text_of
 from cuda_ops.dispatch import first_use
 from cuda_ops.errors import NotTunedError
+from cuda_ops.runtime.arguments import check_callable, check_mapping, is_number, loaded_key
 from cuda_ops.runtime.tuning import choices
 from cuda_ops.runtime.tuning.choices import DEFAULT, Key, Stored
 from cuda_ops.runtime.tuning.key import device_and_driver, key_of, made_from
@@ -110,8 +111,11 @@ def tune(
 
     Raises:
         NotTunedError: the arguments are not tuned for; also a ValueError.
+        TypeError: ``candidates`` is no mapping of mappings, ``inputs`` no list or tuple, or
+            ``measure`` cannot be called.
         ValueError: no such operator, no candidates, a knob that the binding does not have, a value
-            that is not legal, or a wrong ``CUDA_OPS_TUNE``.
+            that is not legal, a ``margin`` that is no number from 0 to 1, or a wrong
+            ``CUDA_OPS_TUNE``.
         BuildError: the choice cannot be written.
 
     Example:
@@ -121,6 +125,7 @@ def tune(
     """
     if torch.compiler.is_compiling():
         return Choice(DEFAULT, {}, "torch.compile traces: nothing is measured or looked up")
+    _check(inputs, margin, measure)
     spec, library = found(op)
     offered = offered_by(spec, candidates)
     if why := _why_not_here(inputs):
@@ -151,6 +156,19 @@ def tune(
     choices.keep(Stored(key, made.name, made.settings, made.reason, made.ratios))
     _in_use[key] = Choice(made.name, made.settings, made.reason, ratios=made.ratios)
     return made
+
+
+def _check(inputs: object, margin: object, measure: object) -> None:
+    if not isinstance(inputs, Sequence) or isinstance(inputs, str):
+        one = "; write [x] for one" if isinstance(inputs, torch.Tensor) else ""
+        raise TypeError(
+            "tune: argument 'inputs': expected a list of arguments, got "
+            f"{type(inputs).__name__}{one}"
+        )
+    if not is_number(margin) or not 0 <= margin <= 1:
+        raise ValueError(f"tune: argument 'margin': expected a number from 0 to 1, got {margin!r}")
+    if measure is not None:
+        check_callable("tune", "measure", measure)
 
 
 def use_stored(op: OpSpec, library: Path) -> int:
@@ -258,14 +276,7 @@ def found(op: str | OpSpec | Callable[..., Any]) -> tuple[OpSpec, Path]:
     """
     from cuda_ops.registry import registry
 
-    name = op.key if isinstance(op, OpSpec) else getattr(op, "__name__", op)
-    if not isinstance(name, str):
-        raise ValueError(f"tune: argument 'op': expected an operator of cuda_ops, got {op!r}")
-    key = registry().key_of(name)
-    try:
-        registry().public(key)
-    except AttributeError as error:
-        raise ValueError(f"tune: argument 'op': {error}") from None
+    key = loaded_key("tune", op)
     operator = registry().loaded(key)
     library = None if operator is None else registry().library_of(operator.spec.pair)
     if operator is None or library is None:
@@ -279,10 +290,19 @@ def offered_by(
     """Returns the candidates of an operator: ``given``, or what its plugin offers.
 
     Raises:
+        TypeError: what was given is no mapping of mappings.
         ValueError: there are none.
     """
     from cuda_ops.registry import registry
 
+    if given is not None:
+        settings = given.settings if isinstance(given, Candidates) else given
+        check_mapping(
+            "tune", "candidates", settings, "a Candidates, or a mapping of names to knobs' values"
+        )
+        for name, setting in settings.items():
+            wanted = f"a mapping of knobs to ints for {name!r}"
+            check_mapping("tune", "candidates", setting, wanted)
     if isinstance(given, Candidates):
         return given
     offered: Candidates | None = registry().plugins.ask("cuda_ops_candidates", spec)
