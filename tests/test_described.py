@@ -274,6 +274,13 @@ def test_a_guest_is_checked_on_a_gpu(described: Described) -> None:
 def test_a_signature_line_that_does_not_fit_a_registered_operator() -> None:
     with pytest.raises(ManifestError, match=r"aten::relu: .*2 tensor arguments"):
         foreign_spec("aten::relu", "(),()->()")
+    with pytest.raises(ManifestError, match=r"aten::relu: .*has 2 outputs, the schema has 1$"):
+        foreign_spec("aten::relu", "()->(),()")
+
+
+@pytest.mark.parametrize("line", ["()->", "()->()"])
+def test_a_line_may_list_what_is_written_or_not(line: str) -> None:
+    assert foreign_spec("aten::relu_", line).signature is not None
 
 
 def test_arguments_and_results_of_a_registered_operator_may_have_no_gradient() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cuda_ops.compile_ops import reload
-from cuda_ops.integrations import use_moe
+from cuda_ops.integrations import convert, use_moe
 
 SIZES = {
     "hidden_size": 16, "num_experts_per_tok": 2, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -135,6 +135,26 @@ def test_another_block_is_refused() -> None:
         use_moe(torch.nn.Linear(2, 2))
 
 
+@pytest.mark.parametrize("chosen", [-1, 0, 5])
+def test_a_number_of_choices_that_no_call_takes_is_refused(chosen: int) -> None:
+    block = block_of("mixtral")
+    block.gate.top_k = chosen
+    text = f"expected MixtralSparseMoeBlock to choose 1 to 4 experts, got {chosen}$"
+    with pytest.raises(ValueError, match=f"^use_moe: {text}"):
+        use_moe(block)
+    (left,) = convert(block).left.values()
+    assert left.startswith("expected MixtralSparseMoeBlock to choose")
+
+
+@pytest.mark.parametrize("group", [1, "a"])
+def test_a_group_is_refused_by_the_name_of_what_was_called(group: Any) -> None:
+    text = "argument 'group': expected a ProcessGroup or one dim of a DeviceMesh, got"
+    with pytest.raises(RuntimeError, match=rf"^cuda_ops\.integrations\.convert: {text}"):
+        convert(torch.nn.Linear(2, 2), group)
+    with pytest.raises(RuntimeError, match=f"^use_moe: {text}"):
+        use_moe(block_of("mixtral"), group)
+
+
 def test_silu_in_place_is_silu() -> None:
     block = block_of("mixtral")
     for silu in (torch.nn.SiLU(inplace=True), torch.nn.functional.silu):
@@ -183,7 +203,7 @@ def test_a_changed_block_is_refused() -> None:
             setattr(block.experts, name, torch.nn.Parameter(matrix[:1].expand(513, -1, -1)))
 
     for change, text in (
-        (choices, "expected Qwen3MoeSparseMoeBlock to choose at most 16 experts, got 17"),
+        (choices, "expected Qwen3MoeSparseMoeBlock to choose 1 to 4 experts, got 17"),
         (many, "expected Qwen3MoeSparseMoeBlock to have at most 512 experts, got 513"),
         (unknown, "expected the gate of Qwen3MoeSparseMoeBlock to have an int top_k, got None"),
         (activation, "expected experts of Qwen3MoeSparseMoeBlock to have silu"),

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from xml.sax.saxutils import quoteattr
 
 import pytest
@@ -22,6 +23,8 @@ import torch
 from hypothesis import strategies as st
 from torch.torch_version import TorchVersion
 
+from cuda_ops.benchmarking.compare import QUICK
+from cuda_ops.benchmarking.kit import Kit
 from cuda_ops.build.compiling import build
 from cuda_ops.build.elf import runs_on, undefined_symbols
 from cuda_ops.errors import CudaOpsError
@@ -97,6 +100,51 @@ def test_an_operator_can_be_checked_by_name_in_a_process_of_its_own() -> None:
     assert report.passed and report.entries[0].count == PROFILES["quick"].examples
     with pytest.raises(CudaOpsError, match="no operator 'sillu'"):
         check_op("sillu")
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"devices": "cpu"}, "'devices': expected a list of 'cpu', 'cuda' or 'cuda:N', got 'cpu'"),
+        ({"devices": ["gpu"]}, "'devices': expected a list of .*, got 'gpu'"),
+        ({"devices": ["cpu", "CPU"]}, "'devices': expected a list of .*, got 'CPU'"),
+        ({"devices": ["cuda:"]}, "'devices': expected a list of .*, got 'cuda:'"),
+        ({"devices": [torch.device("meta")]}, "'devices': expected a list of .*, got 'meta'"),
+        ({"devices": []}, "'devices': expected a list of .*, got none"),
+        ({"devices": None}, "'devices': expected a list of .*, got None"),
+        ({"checks": []}, "'checks': expected at least one check, got none"),
+        (
+            {"checks": "public"},
+            "'checks': expected a list of checks or of their names, got 'public'",
+        ),
+        ({"checks": by_name("public")}, "'checks': expected a list of .* names, got 'public'"),
+        ({"checks": [3]}, "'checks': expected a list of checks or of their names, got 3"),
+        (
+            {"checks": ["streams"], "devices": ["cpu"]},
+            "'checks': expected one that runs on 'cpu', got 'streams'",
+        ),
+        ({"profile": "quik"}, "'profile': expected a Profile, or 'quick', .*'nightly', got 'quik'"),
+        ({"profile": None}, "'profile': expected a Profile, or 'quick', .*, got None"),
+        ({"op": torch.relu}, "'op': expected the name of an operator, or what .* got .* 'relu'"),
+        ({"op": None}, "'op': expected the name of an operator, or what .* got NoneType None"),
+    ],
+    ids=str,
+)
+def test_what_would_check_nothing_is_refused(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^check_op: argument {text}"):
+        check_op(**{"op": "silu", "isolate": False, **given})
+
+
+def test_a_check_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="no check 'pubic'; known: abi, "):
+        check_op("silu", checks=["pubic"])
+
+
+def test_checks_devices_and_profiles_may_be_named() -> None:
+    named: dict[str, Any] = {"checks": ["registration"], "profile": "quick", "isolate": False}
+    report = check_op("silu", devices=[torch.device("cpu")], **named)
+    (entry,) = report.entries
+    assert entry.passed and (entry.check, entry.device) == ("registration", "cpu")
 
 
 def test_an_operator_that_refuses_everything_fails() -> None:
@@ -513,6 +561,53 @@ def test_describe_compares_the_signature_with_the_schema() -> None:
         describe("kit::two", "()->()", reference=torch.add)
     with pytest.raises(ValueError, match="give a signature line, or a strategy"):
         describe("kit::two", reference=torch.add)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        *(
+            ({"name": name}, "'name': expected an operator that torch.library knows, such as")
+            for name in ("aten::nosuch", "silu", "", torch.ops.aten.relu)
+        ),
+        ({"signature": 3}, r"'signature': expected a line such as '\(n\)->\(n\)', got 3"),
+        ({"reference": 1}, "'reference': expected a function, got 1"),
+        ({"dtypes": []}, r"'dtypes': expected a list of dtypes, at least one, got \[\]"),
+        ({"dtypes": torch.float32}, "'dtypes': expected a list of .*, got torch.float32"),
+        ({"dtypes": ["float32"]}, "'dtypes': expected a list of dtypes"),
+        ({"strategy": 1}, "'strategy': expected a Hypothesis strategy, got 1"),
+        ({"sharding": 1}, "'sharding': expected a function, got 1"),
+        ({"claims": 1}, "'claims': expected Claims, got 1"),
+        ({"kernel_samples": [1]}, r"'kernel_samples': expected a list of Sample, got \[1\]"),
+        (
+            {"autocast": "a"},
+            "'autocast': expected 'lower_precision', 'float32' or 'promote', or .*'a'",
+        ),
+        ({"autocast": 3}, "'autocast': expected .*, got 3"),
+        ({"autocast": {"x": "float32"}}, "'autocast': expected .*, got {'x': 'float32'}"),
+    ],
+    ids=str,
+)
+def test_describe_names_what_it_does_not_take(given: dict[str, Any], text: str) -> None:
+    right = {"name": "aten::relu", "signature": "()->()", "reference": torch.relu}
+    with pytest.raises(ValueError, match=f"^describe: argument {text}"):
+        describe(**{**right, **given})
+
+
+def test_describe_counts_the_outputs_of_the_line() -> None:
+    with pytest.raises(ValueError, match="has 2 outputs, the schema has 1"):
+        describe("aten::relu", "()->(),()", reference=torch.relu)
+
+
+@pytest.mark.parametrize("device", ["tpu", "meta", None, 3.5])
+def test_a_kit_of_benchmarks_names_a_device_that_it_does_not_take(device: Any) -> None:
+    text = "^Kit: argument 'device': expected 'cpu', 'cuda', 'cuda:N' or such a torch.device, got "
+    with pytest.raises(ValueError, match=f"{text}{device!r}"):
+        Kit(device)
+
+
+def test_a_kit_of_benchmarks_takes_a_device_by_name() -> None:
+    assert Kit("cpu", QUICK).device == torch.device("cpu")
 
 
 # --- the memory of a GPU --------------------------------------------------------------------------

@@ -362,7 +362,7 @@ def test_the_kit_checks_it(spaces: tuple[Spaced, Spaced], worker: Worker) -> Non
     names = ("reference", "gradient", "public", "vmap", "opcheck", "errors", "abi")
     known = [by_name(name) for name in names if _is_check(name)]
     assert len(known) > 4
-    report = check_op("second_ops::add", checks=known, devices=("cpu", "any"), isolate=worker)
+    report = check_op("second_ops::add", checks=known, devices=["cpu"], isolate=worker)
     assert report.passed, str(report)
     assert "second_ops::add" in str(report)
     ran = {entry.check for entry in report.entries if entry.passed}

@@ -223,9 +223,10 @@ def test_no_eps_is_that_of_torch(dtype: torch.dtype) -> None:
 
 
 def test_several_dims_must_be_those_of_the_shape() -> None:
-    text = r"last dims are \[3, 8\], the normalized_shape, got shape \[5, 4, 6\]"
-    for norm in (nn.LayerNorm((3, 8)), nn.RMSNorm((3, 8))):
-        with pytest.raises(RuntimeError, match=text):
+    text = r"a tensor whose last dims are \[3, 8\], the normalized_shape, got shape \[5, 4, 6\]"
+    for norm, argument in ((nn.LayerNorm((3, 8)), "input"), (nn.RMSNorm((3, 8)), "x")):
+        name = f"cuda_ops.nn.{type(norm).__name__}: argument '{argument}': expected "
+        with pytest.raises(RuntimeError, match=name + text):
             norm(torch.randn(5, 4, 6))
 
 
@@ -242,8 +243,38 @@ def test_several_dims_must_be_those_of_the_shape() -> None:
         (lambda: nn.CrossEntropyLoss(torch.ones(3)), r"'weight': exp.*got a tensor of shape \[3\]"),
         (lambda: nn.AddRMSNorm((2, 3)), r"'normalized_shape': expected one dim, got \(2, 3\)"),
         (lambda: nn.RotaryEmbedding(3), "'dim': expected an even number from 2 on, got 3"),
-        (lambda: nn.MoE(4, 4, 3, 4), "'top_k': expected a number from 1 to 3, got 4"),
-        (lambda: nn.MoE(4, 4, 600, 1), "'num_experts': expected a number from 1 to 512, got 600"),
+        (lambda: nn.RotaryEmbedding("a"), "'dim': expected an even number from 2 on, got 'a'"),
+        (lambda: nn.RotaryEmbedding(16.0), r"'dim': expected an even number from 2 on, got 16\.0"),
+        (
+            lambda: nn.RotaryEmbedding(16, 4.5),
+            r"'max_positions': expected an int from 1 .*got 4\.5",
+        ),
+        (lambda: nn.RotaryEmbedding(16, 2**63), "'max_positions': expected an int from 1 to 9007"),
+        *(
+            (lambda base=base: nn.RotaryEmbedding(16, base=base), "'base': expected a positive num")
+            for base in (0, -1.0, "a", float("inf"), float("nan"))
+        ),
+        (lambda: nn.RotaryEmbedding(16, dtype=None), "'dtype': expected float64, .*, got None"),
+        (lambda: nn.RotaryEmbedding(16, dtype=torch.int64), "'dtype': exp.*, got torch.int64"),
+        (lambda: nn.MoE(4, 4, 3, 4), "MoE: argument 'top_k': expected an int from 1 to 3, got 4"),
+        (lambda: nn.MoE(4, 4, 3, "a"), "'top_k': expected an int from 1 to 3, got 'a'"),
+        (lambda: nn.MoE(4, 4, 3, 2.0), r"'top_k': expected an int from 1 to 3, got 2\.0"),
+        (lambda: nn.MoE(4, 4, 3, True), "'top_k': expected an int from 1 to 3, got True"),
+        (lambda: nn.MoE(4, 4, 600, 1), "'num_experts': expected an int from 1 to 512, got 600"),
+        (lambda: nn.MoE(4, 4, "3", 1), "'num_experts': expected an int from 1 to 512, got '3'"),
+        (
+            lambda: nn.MoE(-4, 4, 3, 1),
+            "MoE: argument 'hidden_size': expected an int from 0 on, got",
+        ),
+        (lambda: nn.MoE(4, 4.5, 3, 1), r"'intermediate_size': expected an int from 0 on, got 4\.5"),
+        (
+            lambda: nn.MoE(4, 4, 3, 1, expert_bias=torch.ones(3)),
+            r"'expert_bias': expected a bool, .*, got a tensor of shape \[3\]",
+        ),
+        (lambda: nn.Experts(4.0, 8, 16), r"Experts: argument 'num_experts': exp.* 512, got 4\.0"),
+        (lambda: nn.Experts(0, 8, 16), "'num_experts': expected an int from 1 to 512, got 0"),
+        (lambda: nn.Experts(1000, 8, 16), "'num_experts': expected an int from 1 to 512, got 1000"),
+        (lambda: nn.Experts(4, 8, -1), "Experts: argument 'intermediate_size': expected an int fr"),
         (lambda: nn.MoE(4, 4, 3, 1, scoring="relu"), "'scoring': expected one of 'softmax', 'sig"),
     ],
 )
@@ -328,8 +359,9 @@ def test_targets_that_are_no_indices_are_refused_by_name() -> None:
     text = "'target': expected indices of classes, int64, got"
     with pytest.raises(RuntimeError, match=f"{text} probabilities, torch.float32: keep"):
         loss(logits, torch.rand(4, 5))
-    with pytest.raises(RuntimeError, match=f"{text} list$"):
-        loss(logits, [0, 1, 2, 3])
+    for given, named in (([0, 1, 2, 3], "list"), (None, "None")):
+        with pytest.raises(RuntimeError, match=f"{text} {named}$"):
+            loss(logits, given)
 
 
 @pytest.mark.parametrize(
@@ -399,9 +431,31 @@ def test_an_added_residual_has_gradients_and_in_place_says_that_it_has_none() ->
     torch.testing.assert_close(run(compiled), run(norm))
     with pytest.raises(RuntimeError, match="add_rms_norm_"):
         nn.AddRMSNorm(8, inplace=True)(x, residual)
-    text = r"'residual': expected the shape of 'x', \[3, 8\], got \[1, 8\]"
-    with pytest.raises(RuntimeError, match=text):
-        norm(x, residual[:1])
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda x: (x, x[:1]), r"'residual': expected the shape of 'x', \[3, 8\], got \[1, 8\]"),
+        (lambda x: (x, x[:2]), r"'residual': expected the shape of 'x', \[3, 8\], got \[2, 8\]"),
+        (lambda x: (x, x.double()), "'residual': expected dtype float32 like 'x', got float64"),
+        (
+            lambda x: (x, x.to("meta")),
+            "'residual': expected a tensor on cpu like 'x', got one on m",
+        ),
+        (lambda x: (x.int(), x.int()), "'x': expected dtype float64, .* or bfloat16, got int32"),
+    ],
+)
+def test_an_added_residual_that_does_not_fit_is_named(change: Any, text: str) -> None:
+    with pytest.raises(RuntimeError, match=f"^cuda_ops.nn.AddRMSNorm: argument {text}"):
+        nn.AddRMSNorm(8)(*change(torch.randn(3, 8)))
+
+
+def test_autocast_adds_a_residual_of_another_dtype() -> None:
+    x = torch.randn(3, 8)
+    with torch.autocast("cpu"):
+        out, total = nn.AddRMSNorm(8)(x, x.bfloat16())
+    assert out.shape == total.shape == x.shape
 
 
 # --- rotary embeddings ------------------------------------------------------------------------
@@ -452,13 +506,47 @@ def test_rotary_says_how_long_its_tables_are_and_compiles() -> None:
     for dtype in (torch.uint8, torch.bool, torch.float32):  # the first two would be masks
         with pytest.raises(RuntimeError, match=f"'positions': expected dtype .*, got {dtype}"):
             rotary(torch.randn(2, 2, 8), torch.ones(2, dtype=dtype))
-    with pytest.raises(IndexError):
-        rotary(torch.randn(2, 2, 8), torch.tensor([0, 16]))
     x, positions = torch.randn(5, 2, 8), torch.tensor([4, 3, 2, 1, 0])
     compiled = torch.compile(rotary, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), rotary(x))
     torch.testing.assert_close(compiled(x, positions), rotary(x, positions))
     assert repr(rotary) == ("RotaryEmbedding(8, max_positions=16, base=10000.0, interleaved=False)")
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize("wrong", [-1, 16])
+def test_a_position_without_angles_is_refused(wrong: int, dtype: torch.dtype) -> None:
+    text = f"^cuda_ops.nn.RotaryEmbedding: argument 'positions': expected 0 to 15, got {wrong}$"
+    with pytest.raises(RuntimeError, match=text):
+        nn.RotaryEmbedding(8, 16)(torch.randn(2, 2, 8), torch.tensor([3, wrong], dtype=dtype))
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (3, 1), (2, 5), (1, 2, 5)], ids=str)
+def test_positions_of_another_shape_are_named(shape: tuple[int, ...]) -> None:
+    expected = f"shape (..., 5) that fits an x of shape [3, 5, 2, 8], got {list(shape)}"
+    with pytest.raises(RuntimeError, match=re.escape(f"argument 'positions': expected {expected}")):
+        nn.RotaryEmbedding(8, 16)(torch.randn(3, 5, 2, 8), torch.zeros(shape, dtype=torch.int64))
+
+
+def test_heads_that_are_too_small_are_named() -> None:
+    text = "argument 'x': expected a last dim of at least 8, .*, got shape \\[5, 2, 4\\]"
+    for positions in (None, torch.arange(5)):
+        with pytest.raises(RuntimeError, match=f"^cuda_ops.nn.RotaryEmbedding: {text}"):
+            nn.RotaryEmbedding(8, 16)(torch.randn(5, 2, 4), positions)
+
+
+@pytest.mark.parametrize("shape", [(5,), (1, 5), (3, 5), (2, 3, 5)], ids=str)
+def test_positions_are_broadcast_mapped_and_traced(shape: tuple[int, ...]) -> None:
+    rotary, x = nn.RotaryEmbedding(8, 16), torch.randn(3, 5, 2, 8)
+    positions = torch.randint(16, shape)
+    expected = rotary(x, positions)
+    both = torch.stack([positions, positions])
+    mapped = torch.vmap(lambda one: rotary(x, one))(both)
+    torch.testing.assert_close(mapped, torch.stack([expected, expected]))
+    traced = torch.jit.trace(rotary, (x, positions))
+    torch.testing.assert_close(traced(x, positions), expected)
+    meta = nn.RotaryEmbedding(8, 16, device="meta")(x.to("meta"), positions.to("meta"))
+    assert meta.shape == expected.shape
 
 
 # --- the others -------------------------------------------------------------------------------
@@ -507,6 +595,29 @@ def test_a_mixture_compiles_and_is_saved() -> None:
     again = pickle.loads(pickle.dumps(layer))
     assert torch.equal(again(x), layer(x))
     assert "scoring='softmax'" in repr(layer) and "(experts): Experts(4, hidden" in repr(layer)
+
+
+@pytest.mark.parametrize(
+    ("x", "text"),
+    [
+        (torch.ones(6, 9), r"expected shape \(\.\.\., H\) = \(\.\.\., 8\), got shape \[6, 9\]"),
+        (torch.tensor(1.0), r"expected shape \(\.\.\., H\) = \(\.\.\., 8\), got shape \[\]"),
+        (torch.ones(6, 8).double(), "expected dtype float32 like the parameters, got float64"),
+    ],
+)
+def test_a_token_that_does_not_fit_a_mixture_is_named(x: torch.Tensor, text: str) -> None:
+    with pytest.raises(RuntimeError, match=f"^cuda_ops.nn.MoE: argument 'x': {text}"):
+        nn.MoE(8, 16, 4, 2)(x)
+
+
+def test_a_hook_of_the_gate_may_cast_the_tokens() -> None:
+    layer = nn.MoE(8, 16, 4, 2)
+    x = torch.randn(3, 8)
+    expected = layer(x)
+    layer.gate.double()
+    layer.gate.register_forward_pre_hook(lambda gate, args: (args[0].double(),))
+    layer.gate.register_forward_hook(lambda gate, args, out: out.float())
+    torch.testing.assert_close(layer(x), expected)
 
 
 @pytest.mark.parametrize("model", ["mixtral", "qwen3_moe", "olmoe"])

@@ -173,8 +173,18 @@ def test_the_model_itself_may_be_such_a_module() -> None:
 
 
 def test_another_argument_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"'model': expected a torch\.nn\.Module, got funct"):
+    text = r"^cuda_ops\.nn\.convert: argument 'model': expected a torch\.nn\.Module, got funct"
+    with pytest.raises(TypeError, match=text):
         convert(lambda x: x)
+
+
+@pytest.mark.parametrize("group", [1, "a"])
+def test_a_group_is_refused_before_anything_is_changed(group: Any) -> None:
+    model = theirs.Sequential(theirs.SiLU())
+    text = r"^cuda_ops\.nn\.convert: argument 'group': expected a ProcessGroup or one dim of a Dev"
+    with pytest.raises(RuntimeError, match=text):
+        convert(model, group=group)
+    assert type(model[0]) is theirs.SiLU
 
 
 def test_dropout_is_changed_where_it_is_asked_for() -> None:
@@ -460,7 +470,5 @@ def test_a_block_that_is_refused_says_why_and_its_activation_is_changed() -> Non
     block.experts.act_fn = theirs.SiLU()
     block.gate.top_k = 17
     found = convert(theirs.Sequential(block))
-    assert found.left == {
-        "0": "expected MixtralSparseMoeBlock to choose at most 16 experts, got 17"
-    }
+    assert found.left == {"0": "expected MixtralSparseMoeBlock to choose 1 to 4 experts, got 17"}
     assert found.replaced == {"0.experts.act_fn": "SiLU -> cuda_ops.nn.SiLU"}

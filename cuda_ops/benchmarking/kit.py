@@ -45,14 +45,14 @@ class Kit:
 
     def __init__(
         self,
-        device: torch.device,
+        device: torch.device | str,
         settings: Settings | None = None,
         peers: Collection[str] | None = None,
         cases: str = "",
         clean_caches: bool = False,
     ) -> None:
         """Args:
-            device: where to measure.
+            device: where to measure, ``"cpu"``, ``"cuda"`` or ``"cuda:N"`` too.
             settings: when a comparison is done.
             peers: the names of the peers to compare with; ``None`` for all that a case has.
             cases: a regular expression; cases whose labels do not match are not measured.
@@ -60,12 +60,13 @@ class Kit:
 
         Raises:
             BenchmarkError: on a GPU, if flushing its cache has no effect.
+            ValueError: the device is none on which operators can be measured.
         """
-        self.device, self.settings = device, settings or Settings()
+        self.device, self.settings = _known(device), settings or Settings()
         self._peers, self._cases, self._clean_caches = peers, cases, clean_caches
-        self.clock = make_clock(device, clean_caches)
+        self.clock = make_clock(self.device, clean_caches)
         least = CLEAN_OVER_WARM if clean_caches else COLD_OVER_WARM
-        self.cold_over_warm = prove_cold(self.clock, least) if device.type == "cuda" else None
+        self.cold_over_warm = prove_cold(self.clock, least) if self.device.type == "cuda" else None
         self.ceilings = Ceilings(self.clock)
         self.left_out: dict[str, str] = {}
 
@@ -334,6 +335,18 @@ class Kit:
             for end in (min, max)
         ]
         return [case for case in cases if any(case is end for end in ends)]
+
+
+def _known(given: Any) -> torch.device:
+    """Returns the device that the argument ``device`` says."""
+    try:
+        device = torch.device(given)
+    except (RuntimeError, TypeError):  # no name of a device, or no name at all
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        expected = "expected 'cpu', 'cuda', 'cuda:N' or such a torch.device"
+        raise ValueError(f"Kit: argument 'device': {expected}, got {given!r}")
+    return device
 
 
 def _written(op: OpSpec, function: Callable[..., Any], args: tuple[Any, ...]) -> int | None:

@@ -19,7 +19,7 @@ from cuda_ops.derive.checks import check_arguments
 from cuda_ops.dispatch.library import Kernel, validated
 from cuda_ops.dispatch.schema_types import schema_type
 from cuda_ops.errors import ManifestError
-from cuda_ops.signature import parse_signature
+from cuda_ops.signature import Signature, parse_signature
 from cuda_ops.spec import GuestOperator, OpSpec
 
 _DEVICES = ("cpu", "cuda")
@@ -204,12 +204,8 @@ def foreign_spec(
     namespace, _, short = name.partition("::")
     parsed = torch._C._get_schema(name, "")
     line = parse_signature(signature) if signature else None
-    tensors = sum(schema_type(a) in ("Tensor", "Tensor?") for a in parsed.arguments)
-    if line is not None and len(line.inputs) != tensors:
-        raise ManifestError(
-            f"{name}: signature {signature!r} has {len(line.inputs)} tensor arguments, the schema "
-            f"has {tensors}"
-        )
+    if line is not None:
+        _compare_counts(name, signature, line, parsed)
     keys = [k for k in ("CPU", "CUDA", "CompositeImplicitAutograd") if has_kernel(name, k)]
     spec = {"stem": short, "doc": "", **fields}
     return OpSpec(
@@ -224,6 +220,21 @@ def foreign_spec(
         foreign=True,
         **spec,
     )
+
+
+def _compare_counts(
+    name: str, signature: str, line: Signature, parsed: torch._C.FunctionSchema
+) -> None:
+    tensors = sum(schema_type(a) in ("Tensor", "Tensor?") for a in parsed.arguments)
+    counts = [("tensor arguments", len(line.inputs), tensors)]
+    # A line may list what is written as an output or not, and describes no other types.
+    if not parsed.is_mutable and all(schema_type(value) == "Tensor" for value in parsed.returns):
+        counts.append(("outputs", len(line.outputs), len(parsed.returns)))
+    for what, found, expected in counts:
+        if found != expected:
+            raise ManifestError(
+                f"{name}: signature {signature!r} has {found} {what}, the schema has {expected}"
+            )
 
 
 def _registered(pair: Pair, one: GuestOperator) -> OpSpec:

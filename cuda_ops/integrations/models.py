@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from cuda_ops.integrations.moe import routes, use_moe
+from cuda_ops.integrations.moe import ranks_of, routes, use_moe
 
 #: How many names a line of text has.
 _NAMED = 2
@@ -51,7 +51,7 @@ def convert(model: torch.nn.Module, group: Any = None) -> Conversion:
 
     Raises:
         TypeError: the model is no module.
-        RuntimeError: the group is none, and a sparse block is to be changed.
+        RuntimeError: the group is none, which is said before anything is changed.
 
     Example::
 
@@ -61,7 +61,10 @@ def convert(model: torch.nn.Module, group: Any = None) -> Conversion:
     given: Any = model
     if not isinstance(given, torch.nn.Module):
         got = type(given).__name__
-        raise TypeError(f"convert: argument 'model': expected a torch.nn.Module, got {got}")
+        expected = "expected a torch.nn.Module"
+        raise TypeError(f"cuda_ops.integrations.convert: argument 'model': {expected}, got {got}")
+    if group is not None:
+        ranks_of(group, "cuda_ops.integrations.convert")
     replaced: dict[str, str] = {}
     left: dict[str, str] = {}
     for name, module in sparse_blocks(model):

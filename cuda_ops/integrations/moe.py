@@ -53,8 +53,9 @@ def use_moe(block: torch.nn.Module, group: Any = None) -> torch.nn.Module:
 
     Raises:
         ValueError: the block is of another class, has other parts or tensors than that class had
-            when it was compared, has another activation than silu, has more experts or chooses more
-            of them than :func:`cuda_ops.moe` can, or one of its parts was given another forward;
+            when it was compared, has another activation than silu, has more experts than
+            :func:`cuda_ops.moe` can, chooses none of them or more than it can, or one of its parts
+            was given another forward;
             or its matrices are quantized, no parameters, or DTensors that are not sharded by expert
             along the group.
         RuntimeError: the group is none.
@@ -89,6 +90,21 @@ def runs_cuda_ops(block: torch.nn.Module, group: Any = None) -> bool:
     return getattr(forward, "func", None) is expected
 
 
+def ranks_of(group: Any, by: str) -> Any:
+    """Returns the ProcessGroup that the argument ``group`` says; an error names ``by``, to which it
+    was given.
+
+    Raises:
+        RuntimeError: it is none.
+    """
+    from cuda_ops.ops import _moe_ranks, _moe_senders
+
+    try:
+        return _moe_ranks.process_group(group)
+    except RuntimeError as error:
+        raise RuntimeError(str(error).replace(_moe_senders.OP, by, 1)) from None
+
+
 def _give_back_gate(block: torch.nn.Module) -> None:
     """Lets a gate route by itself again, if an earlier call could still route instead of it."""
     gate = block._modules.get("gate")
@@ -101,9 +117,7 @@ def _shard(experts: torch.nn.Module, group: Any) -> None:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-    from cuda_ops.ops import _moe_ranks
-
-    ranks = _moe_ranks.process_group(group)
+    ranks = ranks_of(group, "use_moe")
     mesh = group if isinstance(group, DeviceMesh) else None
     for name in ("gate_up_proj", "down_proj"):
         whole = experts.get_parameter(name)
@@ -154,9 +168,9 @@ def _checked(block: torch.nn.Module) -> Callable[..., Any] | None:
     if route is not None:
         tensors |= routing.TENSORS[route]
     _check_tensors(block, replaced, tensors)
+    count = _check_experts(name, block.get_submodule("experts"))
     if route is not None:
-        _check_choices(name, block.get_submodule("gate"))
-    _check_experts(name, block.get_submodule("experts"))
+        _check_choices(name, block.get_submodule("gate"), count)
     return route
 
 
@@ -199,19 +213,19 @@ def _check_tensors(block: torch.nn.Module, parts: Iterable[str], expected: set[s
         raise ValueError(f"use_moe: expected {type(block).__name__} to have {wanted}, got {got}")
 
 
-def _check_choices(name: str, gate: torch.nn.Module) -> None:
+def _check_choices(name: str, gate: torch.nn.Module, experts: int) -> None:
     chosen: Any = getattr(gate, "top_k", None)
     if not isinstance(chosen, int):
         raise ValueError(
             f"use_moe: expected the gate of {name} to have an int top_k, got {chosen!r}"
         )
-    if chosen > MOST_CHOSEN:
-        raise ValueError(
-            f"use_moe: expected {name} to choose at most {MOST_CHOSEN} experts, got {chosen}"
-        )
+    most = min(MOST_CHOSEN, experts)
+    if not 1 <= chosen <= most:
+        raise ValueError(f"use_moe: expected {name} to choose 1 to {most} experts, got {chosen}")
 
 
-def _check_experts(name: str, experts: torch.nn.Module) -> None:
+def _check_experts(name: str, experts: torch.nn.Module) -> int:
+    """Returns how many there are."""
     for key in ("gate_up_proj", "down_proj"):
         matrices: Any = getattr(experts, key)
         if not isinstance(matrices, torch.nn.Parameter) or matrices.dim() != 3:
@@ -231,6 +245,7 @@ def _check_experts(name: str, experts: torch.nn.Module) -> None:
     activation = getattr(experts, "act_fn", None)
     if not _is_silu(activation):
         raise ValueError(f"use_moe: expected experts of {name} to have silu, got {activation}")
+    return len(matrices)
 
 
 def _is_silu(activation: Any) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from numbers import Integral
+from typing import Any, NoReturn, TypeGuard
 
 import torch
 
@@ -35,8 +36,26 @@ def must_be_tensor(module: torch.nn.Module, argument: str, given: object) -> Non
     an fx Proxy does. An operator does so itself: this is for what looks at a tensor before.
     """
     if not isinstance(given, torch.Tensor) and not torch.overrides.has_torch_function((given,)):
-        got = "None" if given is None else type(given).__name__
-        refuse_call(module, argument, "a tensor", got)
+        refuse_call(module, argument, "a tensor", kind_of(given))
+
+
+def kind_of(given: object) -> str:
+    """Returns what an error shows of an argument that has the wrong type."""
+    return "None" if given is None else type(given).__name__
+
+
+def has_values(given: torch.Tensor) -> bool:
+    """Tells whether a module may look at the values of a tensor: it is a plain one on a CPU, so
+    that nothing waits for a device, and nothing records or transforms the call.
+    """
+    return not (
+        torch.compiler.is_compiling()
+        or type(given) is not torch.Tensor
+        or given.device.type != "cpu"
+        or torch._C._is_tracing()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()
+    )
 
 
 def refuse_call(module: torch.nn.Module, argument: str, expected: str, got: str) -> NoReturn:
@@ -51,6 +70,20 @@ def refuse(module: str, argument: str, expected: str, got: object) -> NoReturn:
     raise ValueError(
         f"cuda_ops.nn.{module}: argument {argument!r}: expected {expected}, got {shown}"
     )
+
+
+def is_int(given: object) -> TypeGuard[int]:
+    """Tells whether an argument is an int, of NumPy's too, and not a bool."""
+    return isinstance(given, (Integral, torch.SymInt)) and not isinstance(given, bool)
+
+
+def must_be_int(
+    module: str, argument: str, given: Any, least: int, most: int | None = None
+) -> None:
+    """Refuses an argument of a constructor that is no int, or out of range."""
+    if not is_int(given) or given < least or (most is not None and given > most):
+        end = "on" if most is None else f"to {most}"
+        refuse(module, argument, f"an int from {least} {end}", given)
 
 
 def refuse_in_place(module: str, inplace: bool) -> None:

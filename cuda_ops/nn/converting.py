@@ -16,7 +16,7 @@ import cuda_ops
 from cuda_ops.derive.checks import dtype_name, dtypes_text
 from cuda_ops.integrations import models
 from cuda_ops.integrations.models import Conversion
-from cuda_ops.integrations.moe import runs_cuda_ops
+from cuda_ops.integrations.moe import ranks_of, runs_cuda_ops
 from cuda_ops.nn.activations import GELU, ReLU, SiLU
 from cuda_ops.nn.dropout import Dropout
 from cuda_ops.nn.linear import FusedLinearGELU
@@ -52,7 +52,8 @@ def convert(
 
     Returns: a report, whose ``replaced`` and ``left`` are texts by the names of modules; ``print``
     shows a line for all that are alike.
-    Errors: TypeError for a model that is not a module; RuntimeError for a group that is none.
+    Errors: TypeError for a model that is not a module; RuntimeError for a group that is none, which
+    is said before anything is changed.
 
     Example:
     >>> model = torch.nn.Sequential(
@@ -67,7 +68,10 @@ def convert(
     given: Any = model
     if not isinstance(given, torch.nn.Module):
         got = type(given).__name__
-        raise TypeError(f"convert: argument 'model': expected a torch.nn.Module, got {got}")
+        expected = "expected a torch.nn.Module"
+        raise TypeError(f"cuda_ops.nn.convert: argument 'model': {expected}, got {got}")
+    if group is not None:
+        ranks_of(group, "cuda_ops.nn.convert")
     work = _Work(dropout)
     work.convert_blocks(model, group)
     if fuse:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import cuda_ops
-from cuda_ops.nn._like_torch import must_be_tensor, refuse, refuse_call, widened
+from cuda_ops.nn._like_torch import kind_of, must_be_tensor, refuse, refuse_call, widened
 
 
 class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
@@ -66,7 +66,7 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         given: Any = target
         if not isinstance(given, torch.Tensor) or given.is_floating_point():
             probabilities = isinstance(given, torch.Tensor)
-            got = f"probabilities, {given.dtype}" if probabilities else type(given).__name__
+            got = f"probabilities, {given.dtype}" if probabilities else kind_of(given)
             advice = ": keep torch.nn.CrossEntropyLoss" if probabilities else ""
             refuse_call(self, "target", "indices of classes, int64", f"{got}{advice}")
         logits = widened(input, "nll_loss")

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 import cuda_ops
-from cuda_ops.nn._like_torch import must_be_tensor, refuse
+from cuda_ops.derive.checks import dtype_name
+from cuda_ops.nn._like_torch import must_be_int, must_be_tensor, refuse, refuse_call
 from cuda_ops.ops import _moe
 from cuda_ops.ops._moe_checks import MOST_CHOSEN, MOST_EXPERTS
 
@@ -23,12 +24,13 @@ class Experts(torch.nn.Module):
     Dtypes: as for cuda_ops.moe.
 
     Args:
-        num_experts: E.
+        num_experts: E, from 1 to 512.
         hidden_size: H.
         intermediate_size: I, of one expert.
         device, dtype: of the parameters.
 
-    Errors: RuntimeError as for cuda_ops.moe.
+    Errors: ValueError for a num_experts out of range or a size that is no int; RuntimeError as for
+    cuda_ops.moe.
     Formula: that of cuda_ops.moe.
 
     Example:
@@ -46,6 +48,8 @@ class Experts(torch.nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        must_be_int("Experts", "num_experts", num_experts, 1, MOST_EXPERTS)
+        _check_sizes("Experts", hidden_size, intermediate_size)
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         up = torch.empty(num_experts, 2 * intermediate_size, hidden_size, **made)
         down = torch.empty(num_experts, hidden_size, intermediate_size, **made)
@@ -104,8 +108,8 @@ class MoE(torch.nn.Module):
             to even out how many tokens an expert gets; no gradient.
         device, dtype: of the parameters.
 
-    Errors: ValueError for a top_k or num_experts out of range, or any other scoring; RuntimeError
-    as for cuda_ops.moe.
+    Errors: ValueError for a top_k or num_experts out of range, a size that is no int, any other
+    scoring, or an expert_bias that is no bool; RuntimeError as for cuda_ops.moe.
     Formula: Shazeer et al., https://arxiv.org/abs/1701.06538, with the SwiGLU experts of Shazeer,
     https://arxiv.org/abs/2002.05202.
 
@@ -131,12 +135,13 @@ class MoE(torch.nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        for argument, value, most in (
-            ("num_experts", num_experts, MOST_EXPERTS),
-            ("top_k", top_k, min(MOST_CHOSEN, num_experts)),
-        ):
-            if not 1 <= value <= most:
-                refuse("MoE", argument, f"a number from 1 to {most}", value)
+        _check_sizes("MoE", hidden_size, intermediate_size)
+        must_be_int("MoE", "num_experts", num_experts, 1, MOST_EXPERTS)
+        must_be_int("MoE", "top_k", top_k, 1, min(MOST_CHOSEN, num_experts))
+        given: Any = expert_bias
+        if not isinstance(given, bool):
+            expected = "a bool, whether the module makes a buffer for one"
+            refuse("MoE", "expert_bias", expected, expert_bias)
         _moe.scoring_code("nn.MoE", scoring)
         self.top_k, self.renormalize, self.scoring = top_k, renormalize, scoring
         self.gate = torch.nn.Linear(hidden_size, num_experts, False, device, dtype)
@@ -148,12 +153,38 @@ class MoE(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the weighted sum of the experts of each token."""
         must_be_tensor(self, "x", x)
+        try:
+            logits = self.gate(x)
+        except RuntimeError:
+            # Not looked at before: hooks or wrappers of the gate may cast x or gather the weight.
+            self._check(x)
+            raise
         out: torch.Tensor = self.experts(
-            x, self.gate(x), self.top_k, self.renormalize, self.scoring,
+            x, logits, self.top_k, self.renormalize, self.scoring,
             self.gate.e_score_correction_bias,
         )  # fmt: skip
         return out
 
+    def _check(self, x: torch.Tensor) -> None:
+        """Refuses what a product with the gate's weight cannot take, which says little of x."""
+        weight: Any = self.gate.weight
+        if x.is_nested or weight.dim() != 2:
+            return
+        if x.dim() < 1 or x.shape[-1] != weight.shape[1]:
+            expected = f"shape (..., H) = (..., {weight.shape[1]})"
+            refuse_call(self, "x", expected, f"shape {list(x.shape)}")
+        if x.dtype != weight.dtype:
+            expected = f"dtype {dtype_name(weight.dtype)} like the parameters"
+            refuse_call(self, "x", expected, dtype_name(x.dtype))
+        if x.device != weight.device:
+            expected = f"a tensor on {weight.device} like the parameters"
+            refuse_call(self, "x", expected, f"one on {x.device}")
+
     def extra_repr(self) -> str:
         """Returns how it routes."""
         return f"top_k={self.top_k}, renormalize={self.renormalize}, scoring={self.scoring!r}"
+
+
+def _check_sizes(module: str, hidden_size: Any, intermediate_size: Any) -> None:
+    must_be_int(module, "hidden_size", hidden_size, 0)
+    must_be_int(module, "intermediate_size", intermediate_size, 0)

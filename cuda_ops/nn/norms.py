@@ -7,7 +7,9 @@ from typing import Any
 import torch
 
 import cuda_ops
+from cuda_ops.derive.checks import dtype_name, dtypes_text
 from cuda_ops.nn._like_torch import must_be_tensor, refuse, refuse_call, widened
+from cuda_ops.ops._moe_checks import FLOATING
 
 
 class LayerNorm(torch.nn.LayerNorm):
@@ -40,7 +42,7 @@ class LayerNorm(torch.nn.LayerNorm):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         must_be_tensor(self, "input", input)
-        rows = _rows(widened(input, "layer_norm"), self.normalized_shape)
+        rows = _rows(self, "input", widened(input, "layer_norm"))
         weight = _weight(self.weight, rows, "layer_norm")
         given: torch.Tensor | None = self.bias  # which torch types as if it were always there
         bias = torch.zeros_like(weight) if given is None else widened(given.flatten(), "layer_norm")
@@ -136,11 +138,26 @@ class AddRMSNorm(torch.nn.RMSNorm):
             weight = _weight(self.weight, x, "rms_norm")
             cuda_ops.add_rms_norm_(x, residual, weight, _eps(self, x))
             return x, residual
+        self._check(x, residual)
         total = cuda_ops.add(x, residual)
-        if x.shape != residual.shape:  # which add would broadcast
+        return _rms_norm(self, total), total
+
+    def _check(self, x: torch.Tensor, residual: torch.Tensor) -> None:
+        """Refuses what add would name as its own arguments, or broadcast."""
+        if x.is_nested or residual.is_nested:  # without a shape to compare; add refuses both
+            return
+        if x.shape != residual.shape:
             expected = f"the shape of 'x', {list(x.shape)}"
             refuse_call(self, "residual", expected, f"{list(residual.shape)}")
-        return _rms_norm(self, total), total
+        if x.dtype not in FLOATING:
+            refuse_call(self, "x", f"dtype {dtypes_text(FLOATING)}", dtype_name(x.dtype))
+        # Autocast makes both the same.
+        if residual.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+            expected = f"dtype {dtype_name(x.dtype)} like 'x'"
+            refuse_call(self, "residual", expected, dtype_name(residual.dtype))
+        if residual.device != x.device:
+            expected = f"a tensor on {x.device} like 'x'"
+            refuse_call(self, "residual", expected, f"one on {residual.device}")
 
     def extra_repr(self) -> str:
         """Returns what torch.nn.RMSNorm shows, and whether the results are written in place."""
@@ -148,7 +165,7 @@ class AddRMSNorm(torch.nn.RMSNorm):
 
 
 def _rms_norm(norm: torch.nn.RMSNorm, x: torch.Tensor) -> torch.Tensor:
-    rows = _rows(x, norm.normalized_shape)
+    rows = _rows(norm, "x", x)
     weight = _weight(norm.weight, rows, "rms_norm")
     out: torch.Tensor = cuda_ops.rms_norm(rows, weight, _eps(norm, x))
     return out
@@ -161,15 +178,16 @@ def _eps(norm: torch.nn.RMSNorm, x: torch.Tensor) -> float:
     return torch.finfo(torch.float64 if x.dtype is torch.float64 else torch.float32).eps
 
 
-def _rows(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def _rows(
+    norm: torch.nn.LayerNorm | torch.nn.RMSNorm, argument: str, x: torch.Tensor
+) -> torch.Tensor:
     """Returns x with one dim in place of those that are normalized."""
+    shape = norm.normalized_shape
     if len(shape) == 1:
         return x
     if x.shape[-len(shape) :] != shape:
-        raise RuntimeError(
-            f"cuda_ops.nn: expected an input whose last dims are {list(shape)}, the "
-            f"normalized_shape, got shape {list(x.shape)}"
-        )
+        expected = f"a tensor whose last dims are {list(shape)}, the normalized_shape"
+        refuse_call(norm, argument, expected, f"shape {list(x.shape)}")
     return x.flatten(-len(shape))
 
 

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import torch
 
 import cuda_ops
-from cuda_ops.nn._like_torch import must_be_tensor, refuse, refuse_call
+from cuda_ops.derive.checks import dtypes_text
+from cuda_ops.nn._like_torch import (
+    has_values,
+    is_int,
+    must_be_int,
+    must_be_tensor,
+    refuse,
+    refuse_call,
+)
+from cuda_ops.ops._moe_checks import FLOATING
+
+#: Angles are computed in float64, which tells positions apart up to here.
+_MOST_POSITIONS = 2**53
 
 
 class RotaryEmbedding(torch.nn.Module):
@@ -30,12 +44,14 @@ class RotaryEmbedding(torch.nn.Module):
         base: the frequency of pair j is base^(-2 j / dim), times the position.
         interleaved: pairs are elements 2j and 2j + 1, as in GPT-J; otherwise j and j + dim / 2, as
             in GPT-NeoX and Llama.
-        device, dtype: of the tables; float32 by default.
+        device, dtype: of the tables; float32 by default, or float64, float16 or bfloat16.
 
-    Errors: ValueError for an odd dim; RuntimeError for an x with more positions than the tables
-    have, and any other dtype or shape; IndexError for given positions beyond the tables, on a CPU.
-    A GPU does not check them: one that is out of range ends the process's work on the device, as
-    any index does.
+    Errors: ValueError for an odd dim, a base that is not a positive number, or any other argument
+    of the constructor out of range; RuntimeError for an x with more positions than the tables have,
+    for given positions that the tables do not have, on a CPU, and any other dtype or shape. What
+    traces or transforms a call does not look at given positions: torch raises IndexError for one
+    beyond the tables, and counts a negative one from their end. A GPU does not check them either:
+    one that is out of range ends the process's work on the device, as any index does.
     Formula: Su et al., https://arxiv.org/abs/2104.09864.
 
     Example:
@@ -65,8 +81,13 @@ class RotaryEmbedding(torch.nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        if dim % 2 or dim < 2:
+        if not is_int(dim) or dim % 2 or dim < 2:
             refuse("RotaryEmbedding", "dim", "an even number from 2 on", dim)
+        must_be_int("RotaryEmbedding", "max_positions", max_positions, 1, _MOST_POSITIONS)
+        if not _is_positive(base):
+            refuse("RotaryEmbedding", "base", "a positive number", base)
+        if dtype not in FLOATING:
+            refuse("RotaryEmbedding", "dtype", dtypes_text(FLOATING), dtype)
         self.dim, self.max_positions, self.base = dim, max_positions, base
         self.interleaved, self.dtype = interleaved, dtype
         for name in ("cos", "sin"):
@@ -94,6 +115,10 @@ class RotaryEmbedding(torch.nn.Module):
     def forward(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
         """Returns x, each head turned by the angles of its position: 0, 1, ... by default."""
         must_be_tensor(self, "x", x)
+        # Sizes that torch.compile or torch.jit records are the operator's to check.
+        checked = not (torch.compiler.is_compiling() or torch._C._is_tracing())
+        if checked:
+            self._check_heads(x)
         if positions is None:
             length = x.shape[-3] if x.dim() > 2 else 0
             if length > self.max_positions:
@@ -104,9 +129,34 @@ class RotaryEmbedding(torch.nn.Module):
             must_be_tensor(self, "positions", positions)
             if positions.dtype not in (torch.int64, torch.int32):  # torch masks by bool and uint8
                 refuse_call(self, "positions", "dtype int64 or int32", f"{positions.dtype}")
+            if checked:
+                self._check_positions(x, positions)
             cos, sin = self.cos[positions], self.sin[positions]
         out: torch.Tensor = cuda_ops.rotary_embedding(x, cos, sin, self.interleaved)
         return out
+
+    def _check_heads(self, x: Any) -> None:
+        """Refuses heads that are too small, where the operator would name a table."""
+        if _has_shape(x) and x.shape[-1] < self.dim:
+            expected = f"a last dim of at least {self.dim}, the elements that are turned"
+            refuse_call(self, "x", expected, f"shape {list(x.shape)}")
+
+    def _check_positions(self, x: Any, positions: torch.Tensor) -> None:
+        """Refuses positions that do not fit x, where the operator would name a table, and those
+        that torch would count from the end of the tables, or not find there.
+        """
+        if _has_shape(x):
+            length, outer, given = x.shape[-3], x.shape[:-3], positions.shape
+            pairs = zip(given[-2::-1], outer[::-1], strict=False)
+            if not given or given[-1] != length or not all(a == b or 1 in (a, b) for a, b in pairs):
+                expected = f"shape (..., {length}) that fits an x of shape {list(x.shape)}"
+                refuse_call(self, "positions", expected, f"{list(given)}")
+        if positions.numel() and has_values(positions):
+            least, most = map(int, positions.aminmax())
+            if least < 0 or most >= self.max_positions:
+                wrong = least if least < 0 else most
+                expected = f"0 to {self.max_positions - 1}"
+                refuse_call(self, "positions", expected, f"{wrong}")
 
     def extra_repr(self) -> str:
         """Returns the arguments of the constructor."""
@@ -114,3 +164,12 @@ class RotaryEmbedding(torch.nn.Module):
             f"{self.dim}, max_positions={self.max_positions}, base={self.base}, "
             f"interleaved={self.interleaved}"
         )
+
+
+def _has_shape(x: Any) -> bool:
+    """Tells whether x has a shape (..., S, heads, D); the operator refuses any other."""
+    return isinstance(x, torch.Tensor) and not x.is_nested and x.dim() > 2
+
+
+def _is_positive(given: Any) -> bool:
+    return isinstance(given, Real) and 0 < float(given) < math.inf

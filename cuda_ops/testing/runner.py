@@ -9,22 +9,24 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from hypothesis import given, reject, seed, settings
 from hypothesis.errors import Unsatisfiable
 
 from cuda_ops.derive.arguments import takes_lists
+from cuda_ops.derive.checks import names_text
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.registry import registry
 from cuda_ops.testing.case import Case, Check
-from cuda_ops.testing.checks import CHECKS
+from cuda_ops.testing.checks import CHECKS, by_name
 from cuda_ops.testing.compare import quoted
 from cuda_ops.testing.draw import Draw, EnoughError, besides, chosen, covering
 from cuda_ops.testing.profiles import PROFILES, Profile
 from cuda_ops.testing.report import CheckEntry, CheckReport, command
 from cuda_ops.testing.samples import Sample
-from cuda_ops.testing.subject import ITSELF, Subject, find
+from cuda_ops.testing.subject import ITSELF, Subject, find, refuse
 from cuda_ops.testing.worker import IN_WORKER, REFUSED, UNJUDGED, Outcome, Worker, perform
 
 #: A process that dies costs seconds, so shrinking ends after this many deaths, and checking after
@@ -47,18 +49,19 @@ Run = Callable[[Check, Case], Outcome]
 def check_op(
     op: str | Subject,
     *,
-    checks: Iterable[Check] = CHECKS,
-    devices: Sequence[str] = DEVICES,
-    profile: Profile = PROFILES["quick"],
+    checks: Iterable[Check | str] = CHECKS,
+    devices: Sequence[str | torch.device] = DEVICES,
+    profile: Profile | str = PROFILES["quick"],
     isolate: bool | Worker = True,
 ) -> CheckReport:
     """Runs checks on one operator; after a check that hangs, no further ones on that device.
 
     Args:
         op: the name of an operator of cuda_ops, or what :func:`cuda_ops.testing.describe` returned.
-        checks: which of :data:`cuda_ops.testing.CHECKS`, the most specific first.
-        devices: where to run it.
-        profile: how much to draw, and how long a sample may take, in seconds.
+        checks: which of :data:`cuda_ops.testing.CHECKS`, or their names, the most specific first.
+        devices: where to run it: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+        profile: how much to draw, and how long a sample may take, in seconds; or the name of one of
+            :data:`cuda_ops.testing.PROFILES`.
         isolate: whether to run samples in a process of their own, so that this one survives
             crashes, hangs and lost GPU contexts; or the process to use. With ``False`` a debugger
             sees the calls.
@@ -70,6 +73,8 @@ def check_op(
         CudaOpsError: the operator is unknown, cannot be used, or cannot be found by a process of
             its own.
         RuntimeError: called at the top level of a file that describes operators.
+        ValueError: an argument is not what is said above, or no check runs on any of the devices,
+            of which a report would say that nothing failed.
 
     Example::
 
@@ -81,6 +86,15 @@ def check_op(
             "check_op was called while a process of the test kit ran this file; "
             'put the call below if __name__ == "__main__"'
         )
+    asked: Any = op
+    if not isinstance(asked, (str, Subject)):
+        got = f"{type(asked).__name__} {getattr(asked, '__name__', asked)!r}"
+        refuse("check_op", "op", "the name of an operator, or what describe returned", got)
+    listed, names, profile = _checks(checks), _devices(devices), _profile(profile)
+    plan = planned(listed, names)
+    if not plan:
+        expected = f"one that runs on {' or '.join(map(repr, names))}"
+        refuse("check_op", "checks", expected, ", ".join(repr(check.name) for check in listed))
     subject = find(op) if isinstance(op, str) else op
     if isolate and subject.unreachable:
         raise CudaOpsError(
@@ -109,7 +123,7 @@ def check_op(
                     lost.setdefault(case.device, reason)
             return outcome
 
-        for check, device in planned(checks, devices):
+        for check, device in plan:
             if device in lost:
                 entries.append(CheckEntry(check.name, device, None, lost[device]))
                 continue
@@ -118,6 +132,43 @@ def check_op(
                 lost[device] = ALL_REFUSED
             entries.append(entry)
     return CheckReport(subject.name, tuple(entries), circumstances(profile), _notes(subject))
+
+
+def _checks(asked: Any) -> list[Check]:
+    """Returns the checks that the argument ``checks`` says."""
+    if isinstance(asked, str) or not isinstance(asked, Iterable):
+        shown = asked.name if isinstance(asked, Check) else asked
+        refuse("check_op", "checks", "a list of checks or of their names", repr(shown))
+    found = [by_name(check) if isinstance(check, str) else check for check in asked]
+    for check in found:
+        if not isinstance(check, Check):
+            refuse("check_op", "checks", "a list of checks or of their names", repr(check))
+    if not found:
+        refuse("check_op", "checks", "at least one check", "none")
+    return found
+
+
+def _devices(asked: Any) -> list[str]:
+    """Returns the devices that the argument ``devices`` says."""
+    expected = "a list of 'cpu', 'cuda' or 'cuda:N'"
+    if isinstance(asked, str) or not isinstance(asked, Iterable):
+        refuse("check_op", "devices", expected, repr(asked))
+    names = [str(one) if isinstance(one, torch.device) else one for one in asked]
+    for name in names:
+        if not isinstance(name, str) or not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+            refuse("check_op", "devices", expected, repr(name))
+    if not names:
+        refuse("check_op", "devices", expected, "none")
+    return names
+
+
+def _profile(asked: Any) -> Profile:
+    """Returns the profile that the argument ``profile`` says."""
+    profile = PROFILES.get(asked) if isinstance(asked, str) else asked
+    if not isinstance(profile, Profile):
+        known = f"a Profile, or {names_text(tuple(PROFILES))}"
+        refuse("check_op", "profile", known, repr(asked))
+    return profile
 
 
 def circumstances(profile: Profile) -> str:

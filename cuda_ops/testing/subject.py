@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NoReturn, Protocol, get_args
 
 import torch
 from hypothesis.strategies import SearchStrategy
 
 from cuda_ops.build.discovery import BUILTIN_ROOT
+from cuda_ops.derive.checks import names_text
 from cuda_ops.derive.gradient import why_none
 from cuda_ops.derive.no_gradient import NoGradient
 from cuda_ops.dispatch.described import foreign_spec, has_kernel
 from cuda_ops.errors import CudaOpsError, ManifestError, PluginError
 from cuda_ops.names import apart, unknown
-from cuda_ops.spec import NO_REFERENCE, AutocastPolicy, Claims, OpSpec
+from cuda_ops.spec import NO_REFERENCE, AutocastPolicy, AutocastWord, Claims, OpSpec
 from cuda_ops.testing import samples
 from cuda_ops.testing.samples import Sample
 
@@ -251,6 +252,8 @@ def _operator(key: str, name: str) -> Any:
 
 _described: dict[str, Subject] = {}
 
+_REGISTERED = "an operator that torch.library knows, such as 'mylib::softmax'"
+
 
 def described() -> dict[str, Subject]:
     """Returns all subjects that :func:`describe` made, by name."""
@@ -290,16 +293,21 @@ def describe(
         The subject, for :func:`cuda_ops.testing.check_op`.
 
     Raises:
-        ValueError: the signature line does not fit the schema, or leaves nothing to draw from.
+        ValueError: torch.library knows no such operator, the signature line does not fit its
+            schema or leaves nothing to draw from, or another argument is not what is said above.
 
     Example::
 
         subject = describe("mylib::softsign", "()->()", reference=lambda x: x / (1 + x.abs()))
     """
+    _check_described(name, signature, reference, dtypes, strategy, sharding, claims, kernel_samples)
     try:
         op = foreign_spec(name, signature, dtypes)
     except ManifestError as error:
         raise ValueError(str(error)) from None
+    except RuntimeError:
+        refuse("describe", "name", _REGISTERED, repr(name))
+    _check_autocast(autocast, op)
     if strategy is None:
         strategy = samples.strategy(op)
     if strategy is None:
@@ -321,3 +329,61 @@ def describe(
     )
     _described[name] = subject
     return subject
+
+
+def refuse(function: str, argument: str, expected: str, got: str) -> NoReturn:
+    """Refuses an argument of a function of the kit."""
+    raise ValueError(f"{function}: argument {argument!r}: expected {expected}, got {got}")
+
+
+def _check_described(
+    name: Any,
+    signature: Any,
+    reference: Any,
+    dtypes: Any,
+    strategy: Any,
+    sharding: Any,
+    claims: Any,
+    kernel_samples: Any,
+) -> None:
+    """Refuses what :func:`describe` is given where a check would fail later, or never run."""
+    listed = (list, tuple, frozenset, set)
+    for argument, fits, expected, given in (
+        ("name", isinstance(name, str), _REGISTERED, name),
+        ("signature", isinstance(signature, str), "a line such as '(n)->(n)'", signature),
+        ("reference", callable(reference), "a function", reference),
+        (
+            "dtypes",
+            isinstance(dtypes, listed)
+            and bool(dtypes)
+            and all(isinstance(dtype, torch.dtype) for dtype in dtypes),
+            "a list of dtypes, at least one",
+            dtypes,
+        ),
+        (
+            "strategy",
+            strategy is None or isinstance(strategy, SearchStrategy),
+            "a Hypothesis strategy",
+            strategy,
+        ),
+        ("sharding", sharding is None or callable(sharding), "a function", sharding),
+        ("claims", claims is None or isinstance(claims, Claims), "Claims", claims),
+        (
+            "kernel_samples",
+            isinstance(kernel_samples, listed)
+            and all(isinstance(sample, Sample) for sample in kernel_samples),
+            "a list of Sample",
+            kernel_samples,
+        ),
+    ):
+        if not fits:
+            refuse("describe", argument, expected, repr(given))
+
+
+def _check_autocast(policy: Any, op: OpSpec) -> None:
+    words = get_args(AutocastWord)
+    named = policy if isinstance(policy, Mapping) else {} if policy is None else {None: policy}
+    for name, word in named.items():
+        if word not in words or name not in (None, *op.argument_names):
+            expected = f"{names_text(words)}, or one of them for each of some arguments by name"
+            refuse("describe", "autocast", expected, repr(policy))
