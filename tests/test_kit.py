@@ -128,7 +128,7 @@ def test_an_operator_can_be_checked_by_name_in_a_process_of_its_own() -> None:
         ({"op": torch.relu}, "'op': expected the name of an operator, or what .* got .* 'relu'"),
         ({"op": None}, "'op': expected the name of an operator, or what .* got NoneType None"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else " and ".join(value),
 )
 def test_what_would_check_nothing_is_refused(given: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=f"^check_op: argument {text}"):
