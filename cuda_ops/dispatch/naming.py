@@ -61,7 +61,7 @@ def retell(op: OpSpec, error: RuntimeError, values: Sequence[Any]) -> None:
         expected = _WORDS.get(kind, kind) + (" or None" if optional else "")
         value = values[op.argument_names.index(found[3])]
         actual = _type_of(value)
-        if actual == "int":  # too large a one
+        if actual == "int" and expected.startswith(("an int", "a number")):  # too large a one
             expected = expected.replace("an int", "an int of 64 bits")
             expected = expected.replace("a number", "a number that a float64 holds")
             actual = str(value) if value.bit_length() <= 128 else f"{value.bit_length()} bits"

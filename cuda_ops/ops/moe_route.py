@@ -31,11 +31,12 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
     def moe_route(
         router_logits: torch.Tensor,
         top_k: int,
-        scoring: str = "softmax",
+        scoring: str | int = "softmax",
         renormalize: bool = True,
         expert_bias: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        code = _moe.scoring_code(ROUTE, scoring)
+        # The operator's own number for it passes as it is.
+        code = scoring if isinstance(scoring, int) else _moe.scoring_code(ROUTE, scoring)
         result: tuple[torch.Tensor, torch.Tensor] = op.function(
             router_logits, top_k, code, renormalize, expert_bias
         )
