@@ -58,13 +58,7 @@ def convert(model: torch.nn.Module, group: Any = None) -> Conversion:
         model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-30B-A3B", dtype="bfloat16")
         print(convert(model))
     """
-    given: Any = model
-    if not isinstance(given, torch.nn.Module):
-        got = type(given).__name__
-        expected = "expected a torch.nn.Module"
-        raise TypeError(f"cuda_ops.integrations.convert: argument 'model': {expected}, got {got}")
-    if group is not None:
-        ranks_of(group, "cuda_ops.integrations.convert")
+    check_call("cuda_ops.integrations.convert", model, group)
     replaced: dict[str, str] = {}
     left: dict[str, str] = {}
     for name, module in sparse_blocks(model):
@@ -77,6 +71,20 @@ def convert(model: torch.nn.Module, group: Any = None) -> Conversion:
             what = "routing and experts" if routes(module) else "experts, with its own router"
             replaced[name] = f"{kind}: {what}"
     return Conversion(replaced, left)
+
+
+def check_call(by: str, model: object, group: object) -> None:
+    """Refuses arguments of ``by``, before anything is changed.
+
+    Raises:
+        TypeError: the model is no module.
+        RuntimeError: the group is none.
+    """
+    if not isinstance(model, torch.nn.Module):
+        got = type(model).__name__
+        raise TypeError(f"{by}: argument 'model': expected a torch.nn.Module, got {got}")
+    if group is not None:
+        ranks_of(group, by)
 
 
 def sparse_blocks(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:

@@ -16,7 +16,7 @@ import cuda_ops
 from cuda_ops.derive.checks import dtype_name, dtypes_text
 from cuda_ops.integrations import models
 from cuda_ops.integrations.models import Conversion
-from cuda_ops.integrations.moe import ranks_of, runs_cuda_ops
+from cuda_ops.integrations.moe import runs_cuda_ops
 from cuda_ops.nn.activations import GELU, ReLU, SiLU
 from cuda_ops.nn.dropout import Dropout
 from cuda_ops.nn.linear import FusedLinearGELU
@@ -65,13 +65,7 @@ def convert(
     >>> found.replaced["0"]
     'LayerNorm -> cuda_ops.nn.LayerNorm'
     """
-    given: Any = model
-    if not isinstance(given, torch.nn.Module):
-        got = type(given).__name__
-        expected = "expected a torch.nn.Module"
-        raise TypeError(f"cuda_ops.nn.convert: argument 'model': {expected}, got {got}")
-    if group is not None:
-        ranks_of(group, "cuda_ops.nn.convert")
+    models.check_call("cuda_ops.nn.convert", model, group)
     work = _Work(dropout)
     work.convert_blocks(model, group)
     if fuse:
