@@ -334,6 +334,8 @@ def scratch_op(
 # Without nvcc the build leaves out a binding's CUDA entry and its kernel.
 needs_nvcc = pytest.mark.skipif(toolchain.cuda_home() is None, reason="needs nvcc")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+#: For what is promised where there is none; other tests say what holds on one.
+needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 
 
 @pytest.fixture(autouse=True)

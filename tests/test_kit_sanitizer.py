@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
+from conftest import needs_no_gpu
 
 from cuda_ops.testing import sanitizer
 from cuda_ops.testing.__main__ import main
@@ -52,7 +52,7 @@ def test_the_ledger_excuses_findings_and_expires(tmp_path: Path) -> None:
         read_ledger(ledger)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@needs_no_gpu
 def test_without_a_gpu_the_sanitizer_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sanitize", "silu"]) == 2
     assert "compute-sanitizer was not run: no CUDA device" in capsys.readouterr().err

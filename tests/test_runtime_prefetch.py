@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import needs_no_gpu
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils.rnn import pack_sequence
 
@@ -474,7 +475,7 @@ def test_wrong_arguments_are_named(arguments: Any, error: type[Exception], text:
         prefetch(*arguments)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@needs_no_gpu
 def test_without_a_gpu_the_default_is_the_cpu_and_cuda_is_refused() -> None:
     (batch,) = prefetch([torch.ones(2)])
     assert batch.device.type == "cpu"

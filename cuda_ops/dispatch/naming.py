@@ -78,6 +78,8 @@ def retell_part(op: OpSpec, arguments: Collection[str], error: RuntimeError) -> 
         error: what a call of it raised.
     """
     found = _REFUSED.match(str(error))
+    # Arguments are refused by a plain RuntimeError, tangents by the other; what derives from them,
+    # such as out of memory, means something to callers.
     if (
         found
         and type(error) in (RuntimeError, NotImplementedError)
