@@ -39,6 +39,13 @@ library = torch.library.Library("fuzz_bad", "DEF")
 keep = []
 
 
+def copied(x):
+    # torch's own clone dies of a tensor whose memory was freed.
+    if x.numel() and not x.untyped_storage().nbytes():
+        raise ValueError(f"fuzz_bad: argument 'x': expected memory, got none of {x.numel()} values")
+    return x.clone()
+
+
 def refuse(op, x):
     if type(x) is not torch.Tensor or x.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"fuzz_bad::{op}: argument 'x': expected float32, got {x.dtype}")
@@ -46,47 +53,48 @@ def refuse(op, x):
 
 def asserting(x):
     assert x.dim() > 0, "asserting: no dims"
-    return x.clone()
+    return copied(x)
 
 
 def nameless(x):
     if x.dtype != torch.float32:
         raise RuntimeError("no such kernel")
-    return x.clone()
+    return copied(x)
 
 
 def writing(x):
+    result = copied(x)
     if x.is_floating_point() and x.numel() and x.is_contiguous():
         x.view(-1)[0] += 1
-    return x.clone()
+    return result
 
 
 def leaking(x):
     if x.dtype != torch.float32:
         keep.append(bytes(1000))
     refuse("leaking", x)
-    return x.clone()
+    return copied(x)
 
 
 def lying(x):
-    return x.clone().unsqueeze(0) if x.dim() > 2 else x.clone()
+    return copied(x).unsqueeze(0) if x.dim() > 2 else copied(x)
 
 
 def crashing(x):
     if x.dim() == 0:
         os.kill(os.getpid(), signal.SIGSEGV)
-    return x.clone()
+    return copied(x)
 
 
 def hanging(x):
     while x.dtype == torch.int64:
         time.sleep(1)
-    return x.clone()
+    return copied(x)
 
 
 def good(x):
     refuse("good", x)
-    return x.clone()
+    return copied(x)
 
 
 for function in (asserting, nameless, writing, leaking, lying, crashing, hanging, good):

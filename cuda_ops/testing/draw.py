@@ -5,30 +5,28 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 
 from cuda_ops.derive.arguments import group_of
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.profiles import PROFILES
-from cuda_ops.testing.samples import MAX_NUMEL, Sample, TensorArg, strategy
+from cuda_ops.testing.samples import LEAST_DIMS, MAX_NUMEL, Sample, TensorArg, strategy
 from cuda_ops.testing.sizes import each_layout
 from cuda_ops.testing.subject import Subject
 from cuda_ops.testing.values import Values
 
+#: How many samples are drawn at first, and how many more each time that too few fit a check.
+_ROUNDS = (200, 400, 800)
 
-class EnoughError(BaseException):
-    """Ends Hypothesis, which goes on after any Exception."""
-
-
-#: How many samples are looked through to find a few that fit.
-_TRIED = 200
+#: How many samples that fit are enough to choose from.
+_ENOUGH = 50
 
 
 def plain(sample: Sample) -> Sample:
@@ -68,7 +66,7 @@ class Draw:
     or_drawn: bool = False
 
     def strategy(
-        self, subject: Subject, left_out: Callable[[Sample], None] = lambda sample: None
+        self, subject: Subject, left_out: Callable[[Sample], None]
     ) -> SearchStrategy[Sample]:
         """Returns the samples that fit; calls ``left_out`` with each that is too large."""
 
@@ -80,10 +78,15 @@ class Draw:
         assert subject.strategy is not None
         return subject.strategy.map(self._adapted).filter(fits)
 
+    def fitting(self, subject: Subject, drawn: Iterable[Sample]) -> Iterator[Sample]:
+        """Yields those of the drawn samples that fit."""
+        for sample in map(self._adapted, drawn):
+            if self._fits(subject, sample):
+                yield sample
+
     def enumerated(self, subject: Subject) -> list[Sample]:
         """Returns samples with each dtype, and each layout with each number of loop dims."""
-        adapted = (self._adapted(sample) for sample in each_layout(subject.op))
-        return [sample for sample in adapted if self._fits(subject, sample)]
+        return list(self.fitting(subject, each_layout(subject.op)))
 
     def _adapted(self, sample: Sample) -> Sample:
         def retyped(arg: TensorArg) -> TensorArg:
@@ -145,10 +148,11 @@ def _traits(sample: Sample) -> set[Trait]:
     traits: set[Trait] = {("values", sample.values)}
     for i, arg in enumerate(sample.args):
         if isinstance(arg, TensorArg):
-            # The stride of a dim of size 1 shows nothing.
+            traits |= {(i, arg.dtype), (i, len(arg.shape))}
+            # No stride of an empty tensor shows anything, nor does that of a dim of size 1.
             wide = sum(size > 1 for size in arg.shape)
-            traits |= {(i, arg.dtype), (i, arg.layout, wide), (i, len(arg.shape))}
-            traits.add((i, "empty" if 0 in arg.shape else "filled"))
+            layout = arg.layout if wide >= LEAST_DIMS.get(arg.layout, 0) else "contiguous"
+            traits.add((i, "empty") if 0 in arg.shape else (i, layout, wide))
         elif arg is None or isinstance(arg, bool):
             traits.add((i, arg))
     return traits
@@ -156,7 +160,7 @@ def _traits(sample: Sample) -> set[Trait]:
 
 def covering(subject: Subject, draw: Draw, count: int) -> list[Sample]:
     """Returns up to ``count`` different samples, always the same, that show together each dtype,
-    each layout with each rank, and what else the first 200 drawn ones do.
+    each layout with each rank, and what else the first drawn ones do.
     """
     pool = _pool(subject, draw)
     if follows_line(subject):
@@ -182,8 +186,8 @@ def covering(subject: Subject, draw: Draw, count: int) -> list[Sample]:
 
 
 def _pool(subject: Subject, draw: Draw) -> list[Sample]:
-    """Returns what an operator's own strategy draws, several hundred samples at most."""
-    return chosen(subject, replace(draw, count=_TRIED, listed=None, beside=None))
+    """Returns what an operator's own strategy draws first, a few hundred samples at most."""
+    return chosen(subject, replace(draw, count=None, listed=None, beside=None))
 
 
 #: Values for single tensors, and those of all tensors that they belong to.
@@ -240,20 +244,46 @@ def _choose(subject: Subject, draw: Draw) -> list[Sample]:
     if draw.count is not None and len(found) >= draw.count:
         return found
 
-    def collect(sample: Sample) -> None:
-        if sample not in found:
-            found.append(sample)
-        if len(found) == draw.count:
-            raise EnoughError
-
-    fixed = settings(PROFILES["quick"].settings(), max_examples=_TRIED, phases=[Phase.generate])
-    drawn = draw.strategy(subject)
-    # Where each tensor has one element, a sum of the wrong ones is right too: these come last. To
-    # those of a line, `beside` adds larger ones.
-    larger = drawn.filter(lambda sample: sample.numel > len(sample.tensors))
-    for one in (larger, drawn) if subject.op.signature is None else (drawn,):
-        if len(found) != draw.count:
-            with contextlib.suppress(EnoughError, Unsatisfiable):
-                fixed(given(one)(collect))()
+    _look_through(subject, draw, found)
     found += (sample for sample in besides(subject, draw) if sample not in found)
     return sorted(found, key=lambda sample: sample.numel)
+
+
+def _look_through(subject: Subject, draw: Draw, found: list[Sample]) -> None:
+    """Adds drawn samples that fit, until there are ``draw.count`` or, without one, enough."""
+    # Where each tensor has one element, a sum of the wrong ones is right too: these come last. To
+    # those of a line, `beside` adds larger ones.
+    for larger in (True, False) if subject.op.signature is None else (False,):
+        for drawn in _rounds(subject):
+            for sample in draw.fitting(subject, drawn):
+                if len(found) == draw.count:
+                    return
+                small = sample.numel <= len(sample.tensors)
+                if not (larger and small) and sample not in found:
+                    found.append(sample)
+            if len(found) >= (_ENOUGH if draw.count is None else draw.count):
+                return
+
+
+def _rounds(subject: Subject) -> Iterator[list[Sample]]:
+    """Yields what the subject's strategy draws, always the same, and draws no more than is used.
+
+    All checks look through the same samples: to draw them takes longer than most checks of one.
+    """
+    for i, count in enumerate(_ROUNDS):
+        if i == len(subject.rounds):
+            subject.rounds.append(_round(subject, i, count))
+        yield subject.rounds[i]
+
+
+def _round(subject: Subject, number: int, count: int) -> list[Sample]:
+    drawn: list[Sample] = []
+
+    def collect(sample: Sample) -> None:
+        drawn.append(sample)
+
+    assert subject.strategy is not None
+    fixed = settings(PROFILES["quick"].settings(), max_examples=count, phases=[Phase.generate])
+    with contextlib.suppress(Unsatisfiable):
+        seed(number)(fixed(given(subject.strategy)(collect)))()
+    return drawn

@@ -22,7 +22,7 @@ from cuda_ops.registry import registry
 from cuda_ops.testing.case import Case, Check
 from cuda_ops.testing.checks import CHECKS, by_name
 from cuda_ops.testing.compare import quoted
-from cuda_ops.testing.draw import Draw, EnoughError, besides, chosen, covering
+from cuda_ops.testing.draw import Draw, besides, chosen, covering
 from cuda_ops.testing.profiles import PROFILES, Profile
 from cuda_ops.testing.report import CheckEntry, CheckReport, command
 from cuda_ops.testing.samples import Sample
@@ -255,6 +255,10 @@ class _FailedError(Exception):
     """One sample failed."""
 
 
+class _EnoughError(BaseException):
+    """Ends Hypothesis, which goes on after any Exception."""
+
+
 class _Found:
     """What the samples of one check showed."""
 
@@ -330,7 +334,7 @@ class _Found:
                 self.stopped = f"stopped after {profile.seconds:g} s"
             if self.stopped or (not self.failures and len(held) - len(first) >= remaining):
                 ended = True
-                raise EnoughError
+                raise _EnoughError
             line = repr(sample)
             if line in first and held[line]:
                 reject()
@@ -338,7 +342,7 @@ class _Found:
                 held[line] = self.holds(sample)
             if not held[line]:
                 if self.deaths >= _MOST_DEATHS:
-                    raise EnoughError
+                    raise _EnoughError
                 raise _FailedError
 
         # The name is part of what Hypothesis seeds from and stores failures under.
@@ -355,7 +359,7 @@ class _Found:
             test()
         except Unsatisfiable:
             pass
-        except (Exception, EnoughError):
+        except (Exception, _EnoughError):
             if not (self.failures or ended):  # the plugin's strategy raised, not the operator
                 raise
 

@@ -325,14 +325,20 @@ def within_limit(op: OpSpec, name: str, value: Any, sizes: Mapping[str, int]) ->
     return value if most is None or not isinstance(value, int) else min(value, most)
 
 
+#: The dims that a layout needs, to differ from others.
+LEAST_DIMS: dict[Layout, int] = {
+    "transposed": 2, "sliced": 1, "padded": 2, "stepped": 1, "expanded": 1, "unfolded": 2,
+    "framed": 3, "channels_last": 4,
+}  # fmt: skip
+
+
 def layouts_of(shape: tuple[int, ...]) -> list[Layout]:
     """Returns the layouts that differ from others for a tensor of this shape."""
-    least = {"transposed": 2, "sliced": 1, "padded": 2, "stepped": 1, "expanded": 1,
-             "unfolded": 2, "framed": 3}  # fmt: skip
+    dims = len(shape)
     return [
         layout
         for layout in LAYOUTS
-        if (len(shape) == 4 if layout == "channels_last" else len(shape) >= least.get(layout, 0))
+        if (dims == 4 if layout == "channels_last" else dims >= LEAST_DIMS.get(layout, 0))
     ]
 
 

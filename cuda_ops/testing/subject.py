@@ -78,6 +78,8 @@ class Subject:
     kernel_samples: tuple[Sample, ...] = ()
     #: Why there is no gradient, if it is known.
     why_no_gradient: str = ""
+    #: What the strategy drew, in rounds; checks choose from these.
+    rounds: list[list[Sample]] = field(default_factory=list, init=False, repr=False, compare=False)
     #: What :func:`cuda_ops.testing.draw.chosen` chose, by its ``Draw``.
     #: A changed copy, as :func:`dataclasses.replace` makes one, chooses anew.
     drawn: dict[Any, tuple[Sample, ...]] = field(
