@@ -195,11 +195,12 @@ good("gated(Tensor gate, Tensor x) -> Tensor", "(),()->()",
      reference=lambda gate, x: gate * 2 * torch.sigmoid(2 * x))  # fmt: skip
 
 
-def _waves(n: int, quarter: float) -> Tensor:
+def _waves(x: Tensor, quarter: float) -> Tensor:
     """cos(pi (2 i + 1) k / (2 n)), with what it is at odd numbers of quarter turns."""
+    n = x.shape[-1]
     if n > 1024:  # n x n of them take long to make
         raise RuntimeError(f"good::cosines: argument 'x': expected rows of up to 1024, got {n}")
-    turn = torch.arange(4 * n)
+    turn = torch.arange(4 * n, device=x.device)
     cosines = torch.cos(math.pi * turn.double() / max(2 * n, 1))
     cosines = torch.where(turn % max(2 * n, 1) == n, quarter, cosines)
     return cosines[(2 * turn[:n, None] + 1) * turn[:n] % max(4 * n, 1)]
@@ -207,8 +208,8 @@ def _waves(n: int, quarter: float) -> Tensor:
 
 # A cosine of a quarter turn that is 0 makes NaN of an infinity, and one of 6e-17 leaves it.
 good("cosines(Tensor x) -> Tensor", "(n)->(n)",
-     lambda x: (x.double() @ _waves(x.shape[-1], 0.0).to(x.device)).to(x.dtype),
-     reference=lambda x: x @ _waves(x.shape[-1], 6e-17))  # fmt: skip
+     lambda x: (x.double() @ _waves(x, 0.0)).to(x.dtype),
+     reference=lambda x: x @ _waves(x, 6e-17))  # fmt: skip
 
 
 def _in_scratch(x: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ double mask_at(const Tensor& mask, int64_t i) {
 Tensor forward(const Tensor& x_, const Tensor& bias_, const Tensor& mask_, int64_t k, double scale,
                std::optional<int64_t>) {
   const Tensor x = contiguous(x_), mask = contiguous(mask_);
-  const Tensor bias = contiguous_as(bias_, dtype_of(x));
+  const Tensor bias = contiguous_as(bias_, DType::kFloat64);
   std::vector<int64_t> shape = shape_of(x);
   const int64_t n = shape.back(), rows = n > 0 ? x.numel() / n : 0;
   shape.back() = k;
@@ -48,12 +48,12 @@ Tensor forward(const Tensor& x_, const Tensor& bias_, const Tensor& mask_, int64
   visit_floating_cpu(dtype_of(x), [&](auto tag) {
     using T = decltype(tag);
     const auto* in = static_cast<const T*>(x.const_data_ptr());
-    const auto* b = static_cast<const T*>(bias.const_data_ptr());
+    const auto* b = static_cast<const double*>(bias.const_data_ptr());
     for (int64_t i = 0; i < rows * k; ++i) {
       const int64_t j = i % k;
       const double kept = dtype_of(mask) == DType::kInt64 ? mask_at<int64_t>(mask, j)
                                                           : mask_at<int32_t>(mask, j);
-      const double value = double(in[i / k * n + j]) * scale + double(b[j]);
+      const double value = double(in[i / k * n + j]) * scale + b[j];
       static_cast<T*>(out.mutable_data_ptr())[i] = static_cast<T>(kept != 0 ? value : 0);
     }
   });

@@ -151,7 +151,8 @@ def _traits(sample: Sample) -> set[Trait]:
             traits |= {(i, arg.dtype), (i, len(arg.shape))}
             # No stride of an empty tensor shows anything, nor does that of a dim of size 1.
             wide = sum(size > 1 for size in arg.shape)
-            layout = arg.layout if wide >= LEAST_DIMS.get(arg.layout, 0) else "contiguous"
+            shows = wide >= min(2, LEAST_DIMS.get(arg.layout, 0))
+            layout = arg.layout if shows else "contiguous"
             traits.add((i, "empty") if 0 in arg.shape else (i, layout, wide))
         elif arg is None or isinstance(arg, bool):
             traits.add((i, arg))

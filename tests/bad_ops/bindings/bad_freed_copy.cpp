@@ -8,7 +8,8 @@ cudaError_t bad_freed_copy_launch(const Raw& problem, const void* weight, int64_
 
 namespace {
 
-Tensor bad_freed_copy_cuda(const Tensor& x, const Tensor& weight) {
+Tensor bad_freed_copy_cuda(const Tensor& x_, const Tensor& weight) {
+  const Tensor x = contiguous(x_);
   const void* weights = contiguous(weight).const_data_ptr();  // the weight itself if it is
   return flattened(x, [=](const Raw& problem, cudaStream_t stream) {
     return bad_freed_copy_launch(problem, weights, x.size(x.dim() - 1), stream);
