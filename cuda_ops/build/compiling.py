@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, time
@@ -40,7 +40,7 @@ from cuda_ops.build import (
 )
 from cuda_ops.build.cache import Name, cache_dir
 from cuda_ops.build.discovery import Pair, Text
-from cuda_ops.build.provenance import DamagedError
+from cuda_ops.build.provenance import DamagedError, Provenance
 from cuda_ops.build.source_text import Kind
 from cuda_ops.errors import BuildError, DiscoveryError
 
@@ -90,8 +90,7 @@ def find_library(pair: Pair, text: Text, debug: bool = False) -> Path | None:
     Raises:
         DamagedError: there is only what pip installed, and it is not whole.
     """
-    ranked: list[tuple[tuple[bool, bool], Path]] = []
-    gpus, environment = toolchain.gpu_archs(), commands.environment()
+    found: list[tuple[Path, Provenance]] = []
     for path in (
         *cache.newest_first(pair, text, ".so", debug),
         *([] if debug else [pair.prebuilt]),
@@ -103,28 +102,35 @@ def find_library(pair: Pair, text: Text, debug: bool = False) -> Path | None:
         except OSError:
             continue
         except BuildError as error:
-            if path == pair.prebuilt and not ranked:
+            if path == pair.prebuilt and not found:
                 raise
             warnings.warn(f"{pair.namespace}.{pair.stem}: ignored {error}", stacklevel=6)
             continue
-        if made_from is None or (made_from.source_hash, made_from.debug) != (text.hash, debug):
-            continue
-        # Without a GPU any kernels will do, and a library that has some is the better one.
-        rank = (
-            not any(source.suffix == ".cu" for source in pair.sources)
-            or (bool(made_from.archs) and toolchain.serves(made_from.archs, gpus)),
-            made_from.environment == environment,
-        )
-        ranked.append((rank, path))
-        if all(rank):
-            break
-    if not ranked:
+        if made_from and (made_from.source_hash, made_from.debug) == (text.hash, debug):
+            found.append((path, made_from))
+    if not found:
         return pair.prebuilt if not debug and pair.prebuilt.exists() else None
-    best = max(ranked, key=lambda entry: entry[0])[1]
+    best = _best(pair, found)
     if best != pair.prebuilt:
         with contextlib.suppress(OSError):  # the cache gives up what was used longest ago
             os.utime(best, (time(), best.stat().st_mtime))
     return best
+
+
+def _best(pair: Pair, found: Sequence[tuple[Path, Provenance]]) -> Path:
+    has_kernels = any(source.suffix == ".cu" for source in pair.sources)
+    # To ask for GPUs starts CUDA. A process that computes on a CPU may not want that, as one does
+    # that forks or that loads data for others.
+    differ = has_kernels and len({made_from.archs for _, made_from in found}) > 1
+    gpus, environment = toolchain.gpu_archs() if differ else (), commands.environment()
+
+    def rank(entry: tuple[Path, Provenance]) -> tuple[bool, bool]:
+        archs = entry[1].archs
+        # Without a GPU any kernels will do, and a library that has some is the better one.
+        serves = not has_kernels or (bool(archs) and toolchain.serves(archs, gpus))
+        return serves, entry[1].environment == environment
+
+    return max(found, key=rank)[0]
 
 
 def build(
