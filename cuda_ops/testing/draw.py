@@ -143,9 +143,12 @@ def follows_line(subject: Subject) -> bool:
 Trait = tuple[object, ...]
 
 
-def _traits(sample: Sample) -> set[Trait]:
-    """Returns what a sample shows an operator: dtypes, layouts by rank, values, missing ones."""
+def _traits(sample: Sample) -> tuple[set[Trait], set[Trait]]:
+    """Returns what a sample shows an operator: dtypes, layouts, ranks, values and missing ones; and
+    layouts by rank, which are many.
+    """
     traits: set[Trait] = {("values", sample.values)}
+    pairs: set[Trait] = set()
     for i, arg in enumerate(sample.args):
         if isinstance(arg, TensorArg):
             traits |= {(i, arg.dtype), (i, len(arg.shape))}
@@ -153,15 +156,16 @@ def _traits(sample: Sample) -> set[Trait]:
             wide = sum(size > 1 for size in arg.shape)
             shows = wide >= min(2, LEAST_DIMS.get(arg.layout, 0))
             layout = arg.layout if shows else "contiguous"
-            traits.add((i, "empty") if 0 in arg.shape else (i, layout, wide))
+            traits.add((i, "empty" if 0 in arg.shape else layout))
+            pairs |= set() if 0 in arg.shape else {(i, layout, wide)}
         elif arg is None or isinstance(arg, bool):
             traits.add((i, arg))
-    return traits
+    return traits, pairs
 
 
 def covering(subject: Subject, draw: Draw, count: int) -> list[Sample]:
     """Returns up to ``count`` different samples, always the same, that show together each dtype,
-    each layout with each rank, and what else the first drawn ones do.
+    each layout, then each layout with each rank, and what else the first drawn ones do.
     """
     pool = _pool(subject, draw)
     if follows_line(subject):
@@ -172,16 +176,16 @@ def covering(subject: Subject, draw: Draw, count: int) -> list[Sample]:
             if sample.values not in kinds:
                 sample = replace(sample, values=next(others))
             pool += [] if sample in pool else [sample]
-    traits = [_traits(sample) for sample in pool]
+    shown = [_traits(sample) for sample in pool]
     seen: set[Trait] = set()
     found: list[Sample] = []
     while len(found) < count:
         # The smallest of those that show most.
-        new = [len(shown - seen) for shown in traits]
+        new = [(len(traits - seen), len(pairs - seen)) for traits, pairs in shown]
         best = max(range(len(pool)), key=lambda k: (new[k], -k), default=None)
-        if best is None or not new[best]:
+        if best is None or new[best] == (0, 0):
             break
-        seen |= traits[best]
+        seen = seen.union(*shown[best])
         found.append(pool[best])
     return found
 
