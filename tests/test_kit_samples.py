@@ -17,15 +17,16 @@ from hypothesis import strategies as st
 from cuda_ops.build.compiling import build
 from cuda_ops.errors import PluginError
 from cuda_ops.registry import registry
-from cuda_ops.testing import CHECKS, PROFILES, Sample, TensorArg, check_op
+from cuda_ops.testing import CHECKS, PROFILES, Sample, TensorArg, check_op, draw
 from cuda_ops.testing.__main__ import main, parse_line
 from cuda_ops.testing.case import Case
 from cuda_ops.testing.checks import QUICK, by_name
+from cuda_ops.testing.checks.empty import each_dim_empty
 from cuda_ops.testing.draw import Draw, chosen, covering, follows_line
 from cuda_ops.testing.report import CheckEntry, not_looked_at
 from cuda_ops.testing.runner import run_check
-from cuda_ops.testing.samples import LAYOUTS, OVERLAPPING, DeviceArg
-from cuda_ops.testing.subject import find, subject_of
+from cuda_ops.testing.samples import LAYOUTS, OVERLAPPING, DeviceArg, Layout
+from cuda_ops.testing.subject import Subject, find, subject_of
 from cuda_ops.testing.worker import perform
 
 REPO = Path(__file__).resolve().parent.parent
@@ -187,6 +188,42 @@ def test_each_dtype_and_each_layout_is_drawn(name: str, least: int) -> None:
     assert {arg.dtype for arg in args} == set(find(name).op.dtypes)
     assert {arg.layout for arg in args} == set(LAYOUTS)
     assert {len(arg.shape) for arg in args} >= set(range(least, 5))
+
+
+def test_all_checks_choose_from_what_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    drawing = draw._round
+
+    def counted(subject: Subject, number: int, count: int) -> list[Sample]:
+        drawn.append(number)
+        return drawing(subject, number, count)
+
+    monkeypatch.setattr(draw, "_round", counted)
+    checks = [by_name(name) for name in ("registration", "reference", "layouts", "gradcheck")]
+    assert check_op("silu", checks=checks, devices=["cpu"], isolate=False).passed
+    assert drawn == [0]
+
+
+def test_more_is_drawn_where_too_few_fit() -> None:
+    subject = replace(find("bitonic_topk"))  # its own samples are rarely empty
+    assert len(chosen(subject, Draw(1))) == 1 and len(subject.rounds) == 1
+    assert len(chosen(subject, Draw(4, range(1)))) == 4 and len(subject.rounds) > 1
+
+
+def test_a_layout_that_no_stride_shows_counts_as_none() -> None:
+    def shown(shape: tuple[int, ...], layout: Layout) -> set[draw.Trait]:
+        return set().union(*draw._traits(Sample((TensorArg(shape, layout=layout),))))
+
+    assert shown((3, 1), "transposed") == shown((3, 1), "contiguous")
+    assert shown((3, 0), "transposed") == shown((3, 0), "contiguous")
+    assert shown((3, 2), "transposed") != shown((3, 2), "contiguous")
+
+
+def test_empty_calls_have_sizes_and_dtypes_of_the_fastest_kernels() -> None:
+    shapes = {(arg.dtype, *arg.shape) for sample in each_dim_empty(find("matmul").op)
+              for arg in sample.tensors}  # fmt: skip
+    assert {(torch.float32, 0, 5, 5), (torch.float16, 0, 64, 64)} < shapes
+    assert {(torch.float16, 3, 4, 0, 64), (torch.float16, 3, 4, 64, 0)} < shapes
 
 
 def test_no_sample_is_run_twice() -> None:
