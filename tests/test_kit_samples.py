@@ -226,6 +226,16 @@ def test_empty_calls_have_sizes_and_dtypes_of_the_fastest_kernels() -> None:
     assert {(torch.float16, 3, 4, 0, 64), (torch.float16, 3, 4, 64, 0)} < shapes
 
 
+def test_an_operator_s_own_samples_are_emptied_dim_by_dim() -> None:
+    found = chosen(find("moe_experts"), by_name("empty").draw)
+    shapes = [tuple(arg.shape for arg in sample.tensors) for sample in found]
+    # x has tokens and hidden, w_gate_up experts, inner and hidden, experts tokens and those chosen.
+    assert any(x[0] == 0 for x, *_ in shapes) and any(x[0] and x[1] == 0 for x, *_ in shapes)
+    assert any(gate_up[1] == 0 for _, gate_up, *_ in shapes)
+    assert any(experts[0] and experts[1] == 0 for *_, experts, _ in shapes)
+    assert all(gate_up[0] for _, gate_up, *_ in shapes), "indices that count in nothing"
+
+
 def test_no_sample_is_run_twice() -> None:
     lines: list[str] = []
     layouts = by_name("layouts")

@@ -54,8 +54,10 @@ class Draw:
     adapt: Callable[[Sample], Sample] = plain
     #: Samples to use instead, if the signature line is enough to make them.
     listed: Callable[[OpSpec], list[Sample]] | None = None
-    #: Samples to use instead of others, made from the operator's smallest that is not empty.
+    #: Samples to use instead of others, made from the operator's smallest that are not empty.
     grown: Callable[[OpSpec, Sample], list[Sample]] | None = None
+    #: From how many of the smallest they are made.
+    grown_from: int = 1
     #: Samples to use as well, if the signature line is enough to make them.
     beside: Callable[[OpSpec], list[Sample]] | None = None
     #: Whether to use what the operator names for compute-sanitizer too: calls of larger kernels.
@@ -237,7 +239,7 @@ def _choose(subject: Subject, draw: Draw) -> list[Sample]:
         return draw.listed(subject.op)
     found: list[Sample] = []
     if draw.grown is not None:
-        small = chosen(subject, Draw(1, range(1, MAX_NUMEL + 1)))
+        small = chosen(subject, Draw(draw.grown_from, range(1, MAX_NUMEL + 1)))
         found = [made for sample in small for made in draw.grown(subject.op, sample)]
     if draw.kernels:
         fitting = (

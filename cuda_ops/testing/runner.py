@@ -291,7 +291,7 @@ class _Found:
         """Runs the few samples that a check wants, or others if all of these are refused."""
         assert draw.count is not None
         tried: list[Sample] = []
-        for more in (draw, replace(draw, count=_MORE * draw.count, listed=None)):
+        for more in (draw, replace(draw, count=_MORE * draw.count, listed=None, grown=None)):
             for sample in chosen(self.subject, more):
                 if sample in tried:
                     continue

@@ -9,7 +9,7 @@ from cuda_ops.testing.case import Case, check, sums, wanting
 from cuda_ops.testing.compare import deviation
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample, may_be_empty
-from cuda_ops.testing.sizes import shaped
+from cuda_ops.testing.sizes import resizable, resized, shaped
 
 _LOOP = (3, 4)
 
@@ -34,7 +34,25 @@ def each_dim_empty(op: OpSpec) -> list[Sample]:
     return samples
 
 
-@check("empty", 12, "empty input", Draw(4, range(1), listed=each_dim_empty), quick=True)
+def _own_emptied(op: OpSpec, sample: Sample) -> list[Sample]:
+    """Returns an operator's own sample with each dim empty in turn, if no index counts in it."""
+    made = [resized(op, sample, dim, 0) for dim in resizable(op)]
+    return [one for one in made if one is not None and not _index_nothing(sample, one)]
+
+
+def _index_nothing(before: Sample, after: Sample) -> bool:
+    emptied = {
+        size
+        for was, now in zip(before.tensors, after.tensors, strict=True)
+        for size, left in zip(was.shape, now.shape, strict=True)
+        if left < size
+    }
+    return any(arg.below in emptied and 0 not in arg.shape for arg in after.tensors)
+
+
+@check("empty", 12, "empty input", quick=True,
+       draw=Draw(4, range(1), listed=each_dim_empty, grown=_own_emptied,
+                 grown_from=4))  # fmt: skip
 def empty(case: Case) -> None:
     """Checks that result and shapes of gradients are right, and that the device is unharmed."""
     result = case.call(*case.arguments())
