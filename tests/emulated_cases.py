@@ -476,6 +476,7 @@ class Attention(NamedTuple):
     size: float = 1  # of numbers
     split: int = 0  # keys of a block; 0: as is chosen
     hopper: int = 0
+    batch: int = 2
     plan: str = ""
 
 
@@ -513,6 +514,8 @@ ATTENTION = {
             (270, 330, 256, 1),
         )
     },
+    "no sequence": Attention(70, 90, 64, batch=0),
+    "hopper, no sequence": Attention(70, 90, 64, hopper=1, batch=0),
     "hopper, many steps": Attention(500, 900, 64, hopper=1, plan="hopper=1 splits=1"),
     "hopper, part of a row": Attention(
         150, 140, 80, "float16", pitch=96, hopper=1, plan="hopper=1"

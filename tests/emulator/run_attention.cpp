@@ -1,5 +1,5 @@
-// Attention and its gradient: two sequences, two heads that lie between the rows of q and share
-// those of k and v.
+// Attention and its gradient: sequences with two heads each, which lie between the rows of q and
+// share those of k and v.
 #include "cases.h"
 
 #include "attention.cu"
@@ -8,10 +8,10 @@ using namespace emulator;
 
 namespace {
 
-constexpr size_t kBatch = 2, kHeads = 2;
+constexpr size_t kHeads = 2;
 
 struct Sizes {
-  size_t m, n, d, pitch;  // elements from one row, or one head, to the next
+  size_t batch, m, n, d, pitch;  // elements from one row, or one head, to the next
   bool causal;
 
   size_t seen(size_t query) const { return causal ? std::min(n, query + 1) : n; }
@@ -32,7 +32,7 @@ struct Wanted {
 // What each head of dense results should be; `grad` is as large as the result.
 Wanted wanted(const Sizes& s, double scale, const Rows& q, const Rows& k, const Rows& v,
               const Rows& grad) {
-  const size_t heads = kBatch * kHeads;
+  const size_t heads = s.batch * kHeads;
   Wanted w{Rows(heads * s.m * s.d), Rows(heads * s.m * s.d), Rows(heads * s.n * s.d),
            Rows(heads * s.n * s.d)};
   for (size_t head = 0; head < heads; ++head) {
@@ -72,17 +72,17 @@ int main(int count, char** texts) {
   const Arguments arguments(count, texts);
   const auto size = [&](const char* name) { return size_t(arguments.number(name)); };
   const size_t pitch = size("pitch");
-  const Sizes s{size("m"), size("n"), size("d"), pitch > 0 ? pitch : size("d"),
+  const Sizes s{size("batch"),      size("m"), size("n"), size("d"), pitch > 0 ? pitch : size("d"),
                 size("causal") != 0};
   const DType dtype = dtype_named(arguments.text("dtype"));
   const bool half = size_of(dtype) == 2;
   const DType wide = compute_dtype(dtype);
-  const size_t heads = kBatch * kHeads;
+  const size_t heads = s.batch * kHeads;
   const auto n = [](size_t value) { return int64_t(value); };
   std::mt19937 numbers(unsigned(arguments.number("seed")));
 
-  Tensor q(dtype, kBatch * s.m * kHeads * s.pitch), k(dtype, kBatch * s.n * s.pitch);
-  Tensor v(dtype, kBatch * s.n * s.pitch), grad(dtype, heads * s.m * s.d);
+  Tensor q(dtype, s.batch * s.m * kHeads * s.pitch), k(dtype, s.batch * s.n * s.pitch);
+  Tensor v(dtype, s.batch * s.n * s.pitch), grad(dtype, heads * s.m * s.d);
   for (Tensor* tensor : {&q, &k, &v, &grad}) tensor->fill(numbers, arguments.number("size"));
   const Tensor out(dtype, heads * s.m * s.d), lse(wide, heads * s.m), delta(wide, heads * s.m);
   const Tensor grad_q(dtype, heads * s.m * s.d), grad_k(dtype, heads * s.n * s.d),
@@ -105,7 +105,7 @@ int main(int count, char** texts) {
     p.heads.numel = n(heads);
     p.heads.dims = 2;
     p.heads.sizes[0] = kHeads;
-    p.heads.sizes[1] = kBatch;
+    p.heads.sizes[1] = s.batch;
     p.heads.operands = {operands...};
     p.q_step = n(kHeads * s.pitch);
     p.k_step = p.v_step = n(s.pitch);
