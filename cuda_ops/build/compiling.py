@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, time
@@ -90,47 +90,56 @@ def find_library(pair: Pair, text: Text, debug: bool = False) -> Path | None:
     Raises:
         DamagedError: there is only what pip installed, and it is not whole.
     """
-    found: list[tuple[Path, Provenance]] = []
+    found: dict[Path, Provenance] = {}
+
+    def read_by(read: Callable[[Path], Provenance | None], path: Path) -> Provenance | None:
+        try:
+            if path != pair.prebuilt:
+                cache.check(path)
+            made_from = read(path)
+        except OSError:
+            return None
+        except BuildError as error:
+            if path == pair.prebuilt and not found.keys() - {path}:
+                raise
+            warnings.warn(f"{pair.namespace}.{pair.stem}: ignored {error}", stacklevel=7)
+            return None
+        fits = made_from and (made_from.source_hash, made_from.debug) == (text.hash, debug)
+        return made_from if fits else None
+
     for path in (
         *cache.newest_first(pair, text, ".so", debug),
         *([] if debug else [pair.prebuilt]),
     ):
-        try:
-            if path != pair.prebuilt:
-                cache.check(path)
-            made_from = provenance.read(path)
-        except OSError:
-            continue
-        except BuildError as error:
-            if path == pair.prebuilt and not found:
-                raise
-            warnings.warn(f"{pair.namespace}.{pair.stem}: ignored {error}", stacklevel=6)
-            continue
-        if made_from and (made_from.source_hash, made_from.debug) == (text.hash, debug):
-            found.append((path, made_from))
-    if not found:
+        if made_from := read_by(provenance.skim, path):
+            found[path] = made_from
+    while found:
+        best = _best(pair, found)
+        if read_by(provenance.read, best):  # its checksum too, which takes longer
+            break
+        del found[best]
+    else:
         return pair.prebuilt if not debug and pair.prebuilt.exists() else None
-    best = _best(pair, found)
     if best != pair.prebuilt:
         with contextlib.suppress(OSError):  # the cache gives up what was used longest ago
             os.utime(best, (time(), best.stat().st_mtime))
     return best
 
 
-def _best(pair: Pair, found: Sequence[tuple[Path, Provenance]]) -> Path:
+def _best(pair: Pair, found: Mapping[Path, Provenance]) -> Path:
     has_kernels = any(source.suffix == ".cu" for source in pair.sources)
     # To ask for GPUs starts CUDA. A process that computes on a CPU may not want that, as one does
     # that forks or that loads data for others.
-    differ = has_kernels and len({made_from.archs for _, made_from in found}) > 1
+    differ = has_kernels and len({made_from.archs for made_from in found.values()}) > 1
     gpus, environment = toolchain.gpu_archs() if differ else (), commands.environment()
 
-    def rank(entry: tuple[Path, Provenance]) -> tuple[bool, bool]:
-        archs = entry[1].archs
+    def rank(path: Path) -> tuple[bool, bool]:
+        made_from = found[path]
         # Without a GPU any kernels will do, and a library that has some is the better one.
-        serves = not has_kernels or (bool(archs) and toolchain.serves(archs, gpus))
-        return serves, entry[1].environment == environment
+        serves = bool(made_from.archs) and toolchain.serves(made_from.archs, gpus)
+        return serves or not has_kernels, made_from.environment == environment
 
-    return max(found, key=rank)[0]
+    return max(found, key=rank)
 
 
 def build(
