@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from conftest import needs_gpu, run_python
+from conftest import needs_gpu, needs_no_gpu, run_python
 
 import cuda_ops
 from cuda_ops.runtime import (
@@ -440,7 +440,7 @@ def test_what_is_of_another_kind_is_refused(call: Callable[[Any], Any], text: st
         call(1)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@needs_no_gpu
 def test_without_a_gpu_snapshots_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "memory.pickle"
     with pytest.raises(RuntimeError, match="memory_snapshot: expected a CUDA device"):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import needs_gpu
+from conftest import needs_gpu, needs_no_gpu
 from torch.cuda import _gpu_trace
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -249,7 +249,7 @@ print(_gpu_trace.EventWaitCallbacks.callback_list == [listener])
 # --- without a GPU, and with one ---------------------------------------------------------
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@needs_no_gpu
 def test_without_a_gpu_the_block_runs_and_says_so() -> None:
     before = _listeners()
     with check_streams() as found:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import needs_gpu
+from conftest import needs_gpu, needs_no_gpu
 
 import cuda_ops
 from cuda_ops.__main__ import main as commands
@@ -67,7 +67,7 @@ def test_stacks_have_the_public_function(tmp_path: Path) -> None:
     assert any("cuda_ops.silu" in name for name in called)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@needs_no_gpu
 def test_without_a_gpu_the_table_says_so() -> None:
     with trace() as traced:
         _train()
@@ -423,7 +423,7 @@ def test_without_the_variable_a_function_is_as_before() -> None:
         assert (done.stdout.strip(), done.returncode) == ("False", 0), done.stderr
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@needs_no_gpu
 def test_without_a_gpu_ranges_are_refused_once() -> None:
     code = """
 import torch, cuda_ops

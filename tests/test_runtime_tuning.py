@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import needs_no_gpu
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cuda_ops
@@ -28,11 +29,8 @@ from cuda_ops.runtime.tuning.search import Choice, decide
 from cuda_ops.spec import Candidates
 
 REPO = Path(__file__).resolve().parent.parent
-#: The pair below has a kernel for the CPU alone, whose choices a process with a GPU does not keep.
-needs_no_gpu = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="needs a machine without a GPU: choices are for one device"
-)
-
+#: It has a kernel for the CPU alone, whose choices a process with a GPU does not keep: tests of
+#: what is kept need a machine without one.
 NAME = "tuned_probe"
 #: A knob that does nothing but for one value, which makes the result wrong.
 CPP = r"""

@@ -86,10 +86,6 @@ class Draw:
             if self._fits(subject, sample):
                 yield sample
 
-    def enumerated(self, subject: Subject) -> list[Sample]:
-        """Returns samples with each dtype, and each layout with each number of loop dims."""
-        return list(self.fitting(subject, each_layout(subject.op)))
-
     def _adapted(self, sample: Sample) -> Sample:
         def retyped(arg: TensorArg) -> TensorArg:
             if self.dtype is None or not arg.dtype.is_floating_point:
@@ -158,8 +154,11 @@ def _traits(sample: Sample) -> tuple[set[Trait], set[Trait]]:
             wide = sum(size > 1 for size in arg.shape)
             shows = wide >= min(2, LEAST_DIMS.get(arg.layout, 0))
             layout = arg.layout if shows else "contiguous"
-            traits.add((i, "empty" if 0 in arg.shape else layout))
-            pairs |= set() if 0 in arg.shape else {(i, layout, wide)}
+            if 0 in arg.shape:
+                traits.add((i, "empty"))
+            else:
+                traits.add((i, layout))
+                pairs.add((i, layout, wide))
         elif arg is None or isinstance(arg, bool):
             traits.add((i, arg))
     return traits, pairs
@@ -174,7 +173,7 @@ def covering(subject: Subject, draw: Draw, count: int) -> list[Sample]:
         # An operator's own samples may leave out values that mean nothing to it.
         kinds = sorted({sample.values for sample in pool})
         others = itertools.cycle(kinds)
-        for sample in draw.enumerated(subject):
+        for sample in draw.fitting(subject, each_layout(subject.op)):
             if sample.values not in kinds:
                 sample = replace(sample, values=next(others))
             pool += [] if sample in pool else [sample]

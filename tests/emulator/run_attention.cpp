@@ -71,9 +71,8 @@ Wanted wanted(const Sizes& s, double scale, const Rows& q, const Rows& k, const 
 int main(int count, char** texts) {
   const Arguments arguments(count, texts);
   const auto size = [&](const char* name) { return size_t(arguments.number(name)); };
-  const size_t pitch = size("pitch");
-  const Sizes s{size("batch"),      size("m"), size("n"), size("d"), pitch > 0 ? pitch : size("d"),
-                size("causal") != 0};
+  const size_t batch = size("batch"), d = size("d"), pitch = size("pitch");
+  const Sizes s{batch, size("m"), size("n"), d, pitch > 0 ? pitch : d, size("causal") != 0};
   const DType dtype = dtype_named(arguments.text("dtype"));
   const bool half = size_of(dtype) == 2;
   const DType wide = compute_dtype(dtype);

@@ -111,7 +111,7 @@ def made_from(library: Path) -> tuple[str, str] | None:
     """Returns the hash of a library's text, and its build: compilers, flags and architectures;
     ``None`` for one that does not say.
     """
-    found = provenance.read(library, hashed=0)
+    found = provenance.skim(library)
     if found is None:
         return None
     build = f"{'debug-' * found.debug}{found.recipe} {';'.join(found.archs)}".strip()
