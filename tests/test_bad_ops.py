@@ -23,7 +23,8 @@ from cuda_ops.testing.subject import Subject, find
 from cuda_ops.testing.worker import Worker
 
 ROOT = Path(__file__).parent / "bad_ops"
-#: The check that must fail first, by operator, on a CPU and on a GPU; ``None``: cannot show there.
+#: The check that must fail first, by operator, on a CPU and on a GPU, "a or b" where chance says
+#: which; ``None``: cannot show there.
 EXPECTED: dict[str, tuple[str | None, str | None]] = {
     "bad_abi": ("abi", "abi"),
     "bad_new_symbol": ("abi", "abi"),
@@ -84,7 +85,8 @@ EXPECTED: dict[str, tuple[str | None, str | None]] = {
     "bad_waves": (None, "boundaries"),
     "bad_unwritten": ("unwritten", "unwritten"),
     "bad_temporary": ("temporaries", None),
-    "bad_freed_copy": (None, "layouts"),  # under the name of its own class
+    # Both find it, if blocks happen to read what others wrote; under the name of its own class.
+    "bad_freed_copy": (None, "layouts or freed_copies"),
     "bad_freed_weight": (None, "freed_copies"),
     "bad_partial_sums": ("rounding", None),
     "bad_gradient_temporary": ("temporaries", None),
@@ -156,7 +158,8 @@ def first_failure(name: str, device: str, worker: Worker) -> CheckEntry:
 def test_every_wrong_operator_is_expected_to_fail_somewhere() -> None:
     assert set(EXPECTED) == {path.stem for path in (ROOT / "bindings").glob("*.cpp")}
     classes = {check.name: check.number for check in CHECKS}
-    caught = {classes[name] for pair in EXPECTED.values() for name in pair if name}
+    caught = {classes[n] for pair in EXPECTED.values() for names in pair if names
+              for n in names.split(" or ")}  # fmt: skip
     assert set(range(1, 16)) <= caught
 
 
@@ -175,7 +178,7 @@ def test_is_rejected_on_a_gpu(name: str, worker: Worker) -> None:
 
 def _is_rejected(name: str, device: str, check: str | None, worker: Worker) -> None:
     entry = first_failure(name, device, worker)
-    assert entry.check == check, str(entry)
+    assert check is not None and entry.check in check.split(" or "), str(entry)
     first_line = (ROOT / "bindings" / f"{name}.cpp").read_text().splitlines()[0]
     if number := re.match(r"// Class (\d+):", first_line):
         assert entry.label in {one.title for one in CHECKS if one.number == int(number[1])}
