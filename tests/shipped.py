@@ -21,11 +21,11 @@ from cuda_ops.dispatch.lists import has_lists
 from cuda_ops.dispatch.operator import Operator
 from cuda_ops.registry import all_operators, registry
 from cuda_ops.testing.arguments import in_order
-from cuda_ops.testing.compare import is_floating
 from cuda_ops.testing.draw import Draw, chosen
 from cuda_ops.testing.samples import MAX_NUMEL
 from cuda_ops.testing.sizes import shaped
 from cuda_ops.testing.subject import subject_of
+from cuda_ops.testing.tolerance import is_floating
 
 
 def _shipped() -> dict[str, Operator]:

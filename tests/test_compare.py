@@ -9,9 +9,10 @@ import good_ops
 import pytest
 import torch
 
-from cuda_ops.testing.compare import EPSILONS, deviation, errors
+from cuda_ops.testing.compare import deviation
 from cuda_ops.testing.samples import Sample, TensorArg
 from cuda_ops.testing.subject import described
+from cuda_ops.testing.tolerance import EPSILONS, errors
 
 
 @pytest.mark.parametrize("dtype", [d for d in EPSILONS if d.itemsize > 1])

@@ -32,7 +32,8 @@ from torch.overrides import TorchFunctionMode
 import cuda_ops
 from cuda_ops.derive.no_gradient import NoGradient
 from cuda_ops.registry import all_operators
-from cuda_ops.testing.compare import is_floating, outputs
+from cuda_ops.testing.compare import outputs
+from cuda_ops.testing.tolerance import is_floating
 
 
 @by_each_name

@@ -13,9 +13,10 @@ import torch
 
 from cuda_ops.errors import BenchmarkError
 from cuda_ops.spec import BenchmarkCase, Claims, OpSpec, Peer
-from cuda_ops.testing.compare import outputs, tensors
+from cuda_ops.testing.compare import outputs
 from cuda_ops.testing.samples import DeviceArg
 from cuda_ops.testing.subject import HookAnswers, why_not
+from cuda_ops.testing.tolerance import tensors
 
 from . import capacity
 from .ceilings import Ceilings, arithmetic

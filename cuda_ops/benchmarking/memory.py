@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from cuda_ops.testing.compare import tensors
+from cuda_ops.testing.tolerance import tensors
 
 from .clock import undisturbed
 from .training import with_gradients

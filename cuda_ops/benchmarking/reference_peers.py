@@ -20,8 +20,9 @@ from cuda_ops.derive.arguments import bind, split
 from cuda_ops.derive.gradient import ByName
 from cuda_ops.errors import BenchmarkError
 from cuda_ops.spec import OpSpec, Peer
-from cuda_ops.testing.compare import is_floating, outputs, tensors
+from cuda_ops.testing.compare import outputs
 from cuda_ops.testing.subject import HookAnswers
+from cuda_ops.testing.tolerance import is_floating, tensors
 
 from .choice import reason_of, wrapped
 from .peers import COMPILE, EAGER, compiled

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from cuda_ops.testing.compare import is_floating, outputs
+from cuda_ops.testing.compare import outputs
+from cuda_ops.testing.tolerance import is_floating
 
 
 def with_gradients(

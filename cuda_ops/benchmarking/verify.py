@@ -26,6 +26,15 @@ from cuda_ops.errors import BenchmarkError
 from cuda_ops.spec import OpSpec, Peer
 from cuda_ops.testing import compare
 from cuda_ops.testing.samples import DeviceArg, Sample, TensorArg
+from cuda_ops.testing.tolerance import (
+    PAIRS,
+    epsilon,
+    errors,
+    is_floating,
+    largest,
+    size_of,
+    tensors,
+)
 
 from .rotation import Rotation
 
@@ -88,10 +97,10 @@ class Verifier:
         wide = [here[i] if i in shared else arg for i, arg in enumerate(wide)]
         expected = reference(*wide)
         if self._length > 1:
-            magnitudes = [compare.size_of(v) if compare.is_floating(v) else v for v in wide]
-            return expected, compare.largest(compare.outputs(reference(*magnitudes)))
-        numbers = compare.tensors(wide) or compare.outputs(expected)
-        return expected, min(1.0, compare.largest(numbers))
+            magnitudes = [size_of(v) if is_floating(v) else v for v in wide]
+            return expected, largest(compare.outputs(reference(*magnitudes)))
+        numbers = tensors(wide) or compare.outputs(expected)
+        return expected, min(1.0, largest(numbers))
 
     def check(self, outputs: Sequence[Any], peer: Peer | None = None) -> float:
         """Compares a train's outputs; returns the largest error in units of the tolerance.
@@ -135,7 +144,7 @@ class Verifier:
                 a = torch.where((a - e).abs() <= off_by, e, a)
             try:
                 factor = self._tolerance
-                error = compare.errors([a], [e], magnitude, self._length, factor=factor)
+                error = errors([a], [e], magnitude, self._length, factor=factor)
                 worst = max(worst, error)
                 spread = self._spread(a, e, magnitude)
             except AssertionError as error:  # integers differ
@@ -153,15 +162,15 @@ class Verifier:
         """Returns the root mean square of the errors, relative to that of the results, in units of
         what the table allows one of them. Rounding errors of long sums cancel, omissions do not.
         """
-        if not compare.is_floating(actual) or not actual.numel():
+        if not is_floating(actual) or not actual.numel():
             return 0.0
         a, e = actual.detach().cpu().double(), expected.detach().cpu().double()
         known = a.isfinite() & e.isfinite()
         error, size = (v[known].square().mean().sqrt().item() for v in (a - e, e))
         if a.numel() < _MANY:
             size = max(size, magnitude / math.sqrt(self._length))
-        inputs = [v.dtype for v in self._rotation.values[0] if compare.is_floating(v)]
-        unit = max(compare.epsilon(dtype) for dtype in (actual.dtype, *inputs))
+        inputs = [v.dtype for v in self._rotation.values[0] if is_floating(v)]
+        unit = max(epsilon(dtype) for dtype in (actual.dtype, *inputs))
         return error / (self._tolerance * unit * size) if error else 0.0
 
 
@@ -170,7 +179,7 @@ def poison(outputs: Sequence[Any]) -> None:
     for output in outputs:
         for tensor in compare.outputs(output):
             if isinstance(tensor, torch.Tensor):
-                if tensor.dtype == compare.PAIRS:
+                if tensor.dtype == PAIRS:
                     tensor = tensor.view(torch.uint8)
                 tensor.fill_(math.nan if tensor.is_floating_point() else 1)
 

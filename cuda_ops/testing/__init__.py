@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cuda_ops.testing.checks import CHECKS as CHECKS
-    from cuda_ops.testing.compare import EPSILONS as EPSILONS
     from cuda_ops.testing.profiles import PROFILES as PROFILES
     from cuda_ops.testing.profiles import Profile as Profile
     from cuda_ops.testing.quick import quick_error as quick_error
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from cuda_ops.testing.samples import strategy as strategy
     from cuda_ops.testing.subject import Subject as Subject
     from cuda_ops.testing.subject import describe as describe
+    from cuda_ops.testing.tolerance import EPSILONS as EPSILONS
 
 _HOMES = {
     "CHECKS": "checks",

@@ -11,8 +11,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from cuda_ops.testing.case import wanting
-from cuda_ops.testing.compare import is_floating
 from cuda_ops.testing.samples import LAYOUTS, Sample, TensorArg
+from cuda_ops.testing.tolerance import is_floating
 
 #: What only gradients look like: of a sum along rows that is multiplied by a vector, and of a sum.
 _ROW_SUM, _SUM = "alike along the last dim", "all alike"

@@ -11,18 +11,11 @@ from typing import Any
 import torch
 
 from cuda_ops.testing.arguments import each, in_order, spread
-from cuda_ops.testing.compare import (
-    is_floating,
-    is_inexact,
-    least_epsilon,
-    reduction_length,
-    results,
-    same,
-    tensors,
-)
+from cuda_ops.testing.compare import least_epsilon, reduction_length, results
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.subject import Subject
+from cuda_ops.testing.tolerance import is_floating, is_inexact, same, tensors
 
 
 class NotRunError(Exception):

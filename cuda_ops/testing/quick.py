@@ -17,8 +17,6 @@ from cuda_ops.testing.compare import (
     check_fake,
     deviation,
     expected_results,
-    largest,
-    numbers,
     quoted,
     refused_by,
     results,
@@ -30,6 +28,7 @@ from cuda_ops.testing.profiles import PROFILES
 from cuda_ops.testing.runner import run_check
 from cuda_ops.testing.samples import MAX_NUMEL, Sample
 from cuda_ops.testing.subject import HookAnswers, find, subject_of
+from cuda_ops.testing.tolerance import largest, numbers
 from cuda_ops.testing.worker import perform
 
 

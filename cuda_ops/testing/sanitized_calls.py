@@ -10,10 +10,10 @@ import sys
 import torch
 
 from cuda_ops.testing.case import Case, wanting
-from cuda_ops.testing.compare import is_floating
 from cuda_ops.testing.draw import Draw, chosen, ordinary
 from cuda_ops.testing.sanitizer import MARK
 from cuda_ops.testing.subject import Origin, find
+from cuda_ops.testing.tolerance import is_floating
 from cuda_ops.testing.worker import load_origin
 
 #: Tails, several blocks, and views; the tools slow kernels down a hundredfold.

@@ -19,7 +19,7 @@ from cuda_ops.runtime.timing.copies import copied
 from cuda_ops.runtime.tuning.choices import DEFAULT
 from cuda_ops.runtime.tuning.knobs import Knobs
 from cuda_ops.spec import BenchmarkCase, Claims, OpSpec
-from cuda_ops.testing import compare
+from cuda_ops.testing import compare, tolerance
 
 #: Rounds of one train of each candidate, and the seconds after which there are no more.
 _ROUNDS, _SECONDS = 40, 5.0
@@ -55,19 +55,19 @@ def refused(
     expected = compare.results(op, default, inputs)
     claims: Claims = registry().plugins.ask("cuda_ops_claims", op) or Claims()
     length = compare.reduction_length(op, shapes_of(inputs), claims.sums_over)
-    magnitude = min(1.0, compare.largest(compare.tensors(inputs)))
+    magnitude = min(1.0, tolerance.largest(tolerance.tensors(inputs)))
     if length > 1:  # cancellation makes a small sum as wrong as its summands
-        sizes = [compare.size_of(v) if compare.is_inexact(v) else v for v in inputs]
-        magnitude = compare.largest([*compare.results(op, default, sizes), *expected])
+        sizes = [tolerance.size_of(v) if tolerance.is_inexact(v) else v for v in inputs]
+        magnitude = tolerance.largest([*compare.results(op, default, sizes), *expected])
     found = {}
     for name, function in functions.items():
         if name == DEFAULT:
             continue
         try:
             actual = compare.results(op, function, inputs)
-            if all(map(compare.same_bits, actual, expected)):
+            if all(map(tolerance.same_bits, actual, expected)):
                 continue
-            worst = compare.errors(actual, expected, magnitude, length, factor=claims.tolerance)
+            worst = tolerance.errors(actual, expected, magnitude, length, factor=claims.tolerance)
         except AssertionError as error:
             found[name] = f"its result is not the default's: {error}"
         except Exception as error:  # the operator's own code

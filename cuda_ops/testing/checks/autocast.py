@@ -6,8 +6,8 @@ import torch
 
 from cuda_ops.dispatch.autocast import cast
 from cuda_ops.testing.case import Case, called, check
-from cuda_ops.testing.compare import is_floating
 from cuda_ops.testing.draw import Draw
+from cuda_ops.testing.tolerance import is_floating
 
 
 @check("autocast", None, "wrong under autocast or with mixed dtypes",

@@ -11,13 +11,14 @@ import torch
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.case import Case, NotRunError, check
 from cuda_ops.testing.checks.races import expect_same_whatever_is
-from cuda_ops.testing.compare import deviation, same_bits, widened
+from cuda_ops.testing.compare import deviation, widened
 from cuda_ops.testing.draw import Draw, chosen
 from cuda_ops.testing.guards import behind, guard, rounded_by_malloc
 from cuda_ops.testing.poison import POISONS, poisoned
 from cuda_ops.testing.samples import Sample, TensorArg
 from cuda_ops.testing.sizes import shaped
 from cuda_ops.testing.subject import Subject
+from cuda_ops.testing.tolerance import same_bits
 
 
 def _tails(op: OpSpec) -> list[Sample]:

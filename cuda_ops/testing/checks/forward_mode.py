@@ -9,9 +9,9 @@ from torch.autograd import forward_ad
 
 from cuda_ops.testing.case import Case, NotRunError, check, defined, without_float64
 from cuda_ops.testing.checks.gradients import compare_with_differences, rows
-from cuda_ops.testing.compare import is_inexact
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.subject import Subject
+from cuda_ops.testing.tolerance import is_inexact
 
 
 def _without(subject: Subject, device: str) -> str:

@@ -9,11 +9,11 @@ import torch
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.backward import KINDS, backward, differentiable, laid_out, stepped
 from cuda_ops.testing.case import Case, NotRunError, called, check, without_gradient
-from cuda_ops.testing.compare import is_floating
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.sizes import shaped
 from cuda_ops.testing.subject import Subject
+from cuda_ops.testing.tolerance import is_floating
 
 
 def _rows(op: OpSpec) -> list[Sample]:

@@ -25,11 +25,11 @@ from cuda_ops.testing.case import (
     without_float64,
     without_gradient,
 )
-from cuda_ops.testing.compare import is_floating
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.sizes import broadcast_over, shaped
 from cuda_ops.testing.subject import Subject
+from cuda_ops.testing.tolerance import is_floating
 
 
 def _nothing_claimed(subject: Subject, device: str) -> str:

@@ -11,12 +11,13 @@ import torch
 from cuda_ops.derive.arguments import group_of
 from cuda_ops.spec import OpSpec, Range
 from cuda_ops.testing.case import Case, NotRunError, check
-from cuda_ops.testing.compare import expected_results, is_inexact, widened
+from cuda_ops.testing.compare import expected_results, widened
 from cuda_ops.testing.draw import Draw, plain
 from cuda_ops.testing.memory import much_memory
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.sizes import shaped
 from cuda_ops.testing.subject import Subject
+from cuda_ops.testing.tolerance import is_inexact
 
 _INT32 = 2**31
 

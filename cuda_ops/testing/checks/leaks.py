@@ -15,11 +15,11 @@ import torch
 
 from cuda_ops.testing.arguments import each
 from cuda_ops.testing.case import Case, NotRunError, check
-from cuda_ops.testing.compare import is_floating
 from cuda_ops.testing.device_events import device_events
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.heap import heap_reader
 from cuda_ops.testing.samples import Layout, TensorArg, layouts_of
+from cuda_ops.testing.tolerance import is_floating
 
 _CALLS, _ROUNDS = 1000, 3
 #: Calls of a round in other layouts; what all layouts leak has shown by then.

@@ -10,10 +10,11 @@ import torch
 from cuda_ops.derive.layout import is_elementwise
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.case import Case, NotRunError, check
-from cuda_ops.testing.compare import EPSILONS, deviation, reduction_length
+from cuda_ops.testing.compare import deviation, reduction_length
 from cuda_ops.testing.draw import Draw, plain
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.sizes import shaped
+from cuda_ops.testing.tolerance import EPSILONS
 from cuda_ops.testing.values import Values
 
 #: How many times the tolerance is allowed where all numbers are far from 0: what is left of their

@@ -7,8 +7,8 @@ import torch
 from cuda_ops.testing.arguments import split
 from cuda_ops.testing.case import Case, NotRunError, check, defined
 from cuda_ops.testing.checks.registration import TITLE
-from cuda_ops.testing.compare import is_floating
 from cuda_ops.testing.draw import Draw
+from cuda_ops.testing.tolerance import is_floating
 
 _TESTS = ("test_schema", "test_autograd_registration", "test_faketensor",
           "test_aot_dispatch_dynamic")  # fmt: skip

@@ -8,10 +8,10 @@ import torch
 
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.case import Case, check
-from cuda_ops.testing.compare import same_bits
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.sizes import shaped
+from cuda_ops.testing.tolerance import same_bits
 
 #: More threads than most machines have cores for, which then take turns in the middle of rows.
 _THREADS = 8

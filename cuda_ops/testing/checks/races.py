@@ -14,13 +14,14 @@ import torch
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.arguments import each
 from cuda_ops.testing.case import Case, NotRunError, OtherMistakeError, check, nondeterministic
-from cuda_ops.testing.compare import outputs, same_bits, tensors
+from cuda_ops.testing.compare import outputs
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.early_copy import LEAST_CAPABILITY, early_copy
 from cuda_ops.testing.guards import guard
 from cuda_ops.testing.poison import POISONS, poisoned
 from cuda_ops.testing.samples import LARGEST_NUMEL, Sample
 from cuda_ops.testing.sizes import shaped
+from cuda_ops.testing.tolerance import same_bits, tensors
 
 _CALLS = 20
 

@@ -19,11 +19,12 @@ from cuda_ops.spec import OpSpec
 from cuda_ops.testing.arguments import by_keyword
 from cuda_ops.testing.backward import checkpointed
 from cuda_ops.testing.case import Case, NotRunError, check, sums, wanting
-from cuda_ops.testing.compare import is_floating, results, same_bits
+from cuda_ops.testing.compare import results
 from cuda_ops.testing.draw import Draw, ordinary
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.sizes import shaped
 from cuda_ops.testing.subject import Subject
+from cuda_ops.testing.tolerance import is_floating, same_bits
 
 _SEED = 17
 

@@ -11,11 +11,12 @@ import torch
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.arguments import each
 from cuda_ops.testing.case import Case, called, check
-from cuda_ops.testing.compare import check_fake, same_bits, tensors
+from cuda_ops.testing.compare import check_fake
 from cuda_ops.testing.draw import Draw, follows_line, ordinary
 from cuda_ops.testing.samples import Layout, Sample, TensorArg, layouts_of
 from cuda_ops.testing.sizes import example_scalar, shaped
 from cuda_ops.testing.subject import Subject
+from cuda_ops.testing.tolerance import same_bits, tensors
 
 #: The title of every check of this class.
 TITLE = "fake, schema or mutation wrong"

@@ -9,9 +9,9 @@ import torch
 
 from cuda_ops.testing.arguments import each
 from cuda_ops.testing.case import Case, NotRunError, check
-from cuda_ops.testing.compare import tensors
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.subject import Subject
+from cuda_ops.testing.tolerance import tensors
 
 
 def _writes_nothing(subject: Subject, device: str) -> str:

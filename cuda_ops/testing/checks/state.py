@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 
 from cuda_ops.testing.case import NO_TENSOR, Case, NotRunError, check
-from cuda_ops.testing.compare import same_bits
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.guards import guard
 from cuda_ops.testing.poison import POISONS, poisoned
+from cuda_ops.testing.tolerance import same_bits
 
 
 @check("state", 2, "the result is that of an earlier call", Draw(2, range(1, 4097)),

@@ -13,10 +13,10 @@ import torch
 
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.case import Case, check
-from cuda_ops.testing.compare import same_bits
 from cuda_ops.testing.draw import Draw, follows_line
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.sizes import shaped
+from cuda_ops.testing.tolerance import same_bits
 
 _THREADS = 4
 #: How many sizes of its own each thread has, beside a long call that others overlap with.

@@ -7,11 +7,11 @@ import torch
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.case import Case, check, nondeterministic
 from cuda_ops.testing.checks.empty import each_dim_empty
-from cuda_ops.testing.compare import same_bits
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.poison import POISONS, poisoned
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.sizes import shaped
+from cuda_ops.testing.tolerance import same_bits
 
 
 def _several_and_none(op: OpSpec) -> list[Sample]:

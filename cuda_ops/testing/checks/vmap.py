@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from cuda_ops.testing.case import NO_TENSOR, Case, check
-from cuda_ops.testing.compare import PAIRS
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample, TensorArg
 from cuda_ops.testing.subject import Subject
+from cuda_ops.testing.tolerance import PAIRS
 
 
 def _no_rule(subject: Subject, device: str) -> str:
