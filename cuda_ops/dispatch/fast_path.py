@@ -10,6 +10,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -53,10 +54,7 @@ class _Argument:
         return self.holds(f"(_type({self.name}) is _Tensor or _type({self.name}) is _Parameter)")
 
     def is_lazy(self, conjugated: bool) -> str:
-        """Returns code that tells whether it is negated, or conjugated, when it is read."""
-        if self.is_list:
-            text = f"_any_negated({self.name})"
-            return text + (f" or _any_conjugated({self.name})" if conjugated else "")
+        """Returns code that tells whether a tensor is negated, or conjugated, when it is read."""
         lazy = f"{self.name}.is_neg()" + (f" or {self.name}.is_conj()" if conjugated else "")
         return lazy if self.kind == "Tensor" else f"{self.name} is not None and ({lazy})"
 
@@ -108,7 +106,11 @@ def by_tensors(operator: Served, arguments: str, shown: str) -> tuple[str, dict[
         with_gradient = "_differentiable"
         names["_differentiable"] = differentiable(operator)
     plain = [one.is_plain for one in tensors]
-    if written:  # lazy views are left to kernels in Python, see written.py
+    by_cuda, by_cpu = "_redispatch(_CUDA, ", "_redispatch(_CPU, "
+    if written and any(one.is_list for one in tensors):
+        # To ask each tensor of a list whether it is lazy takes longer than that.
+        by_cuda = by_cpu = "_below_autograd("
+    elif written:  # lazy views are left to kernels in Python, see written.py
         conjugated = _may_be_complex(op)
         plain.append(f"not ({' or '.join(one.is_lazy(conjugated) for one in tensors)})")
     # The cheapest questions first; inference mode has no autograd kernel to get past, and what
@@ -125,9 +127,9 @@ def by_tensors(operator: Served, arguments: str, shown: str) -> tuple[str, dict[
                     if {on_cuda} or {on_cpu}:
                         return {with_gradient}({arguments}){shown}
                 elif {on_cuda}:
-                    {counted}return _redispatch(_CUDA, {arguments}){shown}
+                    {counted}return {by_cuda}{arguments}){shown}
                 elif {on_cpu}:
-                    {counted}return _redispatch(_CPU, {arguments}){shown}
+                    {counted}return {by_cpu}{arguments}){shown}
             except _RuntimeError:  # no kernel has run if a tensor has no memory
                 if not _is_wrapper({", ".join(one.spread for one in tensors)}):
                     raise
@@ -181,11 +183,9 @@ def _helpers(operator: Served) -> dict[str, Any]:
         "_is_wrapper": _is_wrapper,
         "_all_plain": _all_plain,
         "_any_wants": _any_wants,
-        "_any_negated": _any_negated,
-        "_any_conjugated": _any_conjugated,
         "_Parameter": torch.nn.Parameter,
-        "_CPU": _below_autograd("CPU", operator.spec),
-        "_CUDA": _below_autograd("CUDA", operator.spec),
+        "_CPU": _kernel_keys("CPU", operator.spec),
+        "_CUDA": _kernel_keys("CUDA", operator.spec),
         **_QUESTIONS,
         # Called without an argument it tells about CUDA alone, in half the time.
         "_cuda_autocast": torch.is_autocast_enabled,
@@ -195,7 +195,14 @@ def _helpers(operator: Served) -> dict[str, Any]:
         "_inference": torch.is_inference_mode_enabled,
         "_dispatch": operator.spec.overload._op,
         "_redispatch": operator.spec.overload._handle.redispatch_boxed,
+        "_below_autograd": partial(_below_autograd, operator.spec.overload._op),
     }
+
+
+def _below_autograd(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Lets the dispatcher look at all tensors, but for autograd and the counter of versions."""
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        return call(*args, **kwargs)
 
 
 def _uncast(
@@ -228,14 +235,6 @@ def _any_wants(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
-
-
-def _any_negated(tensors: Sequence[torch.Tensor]) -> bool:
-    return any(map(torch.Tensor.is_neg, tensors))
-
-
-def _any_conjugated(tensors: Sequence[torch.Tensor]) -> bool:
-    return any(map(torch.Tensor.is_conj, tensors))
 
 
 def is_undisturbed(*tensors: torch.Tensor) -> bool:
@@ -273,7 +272,7 @@ def _may_be_complex(op: OpSpec) -> bool:
     return any(dtype.is_complex for allowed in dtypes for dtype in allowed)
 
 
-def _below_autograd(backend: str, op: OpSpec) -> torch._C.DispatchKeySet:
+def _kernel_keys(backend: str, op: OpSpec) -> torch._C.DispatchKeySet:
     """Returns the keys of a backend's kernel and of torch's fallbacks that resolve lazy views.
 
     Those look at each tensor for less than asking ``x.is_neg()`` in Python would cost.
@@ -294,7 +293,7 @@ def differentiable(operator: Served) -> Any:
     Those handle functorch, which the caller has ruled out.
     """
     op = operator.spec
-    cpu, cuda = (_below_autograd(backend, op) for backend in ("CPU", "CUDA"))
+    cpu, cuda = (_kernel_keys(backend, op) for backend in ("CPU", "CUDA"))
     first = next(i for i, a in enumerate(op.parsed.arguments) if str(a.type) == "Tensor")
     redispatch = op.overload._handle.redispatch_boxed
 
