@@ -444,16 +444,17 @@ def _cases_of(operators: Sequence[str]) -> str:
     measured = {op: run for op, run in _runs().items() if op in operators}
     if missing := [op for op in operators if op not in measured]:
         raise BenchmarkError(f"no committed run has {', '.join(missing)}")
-    made = {(e["device"], e["torch"], e["cuda"], e["date"], e["commit"])
-            for e in (report.environment for report in measured.values())}  # fmt: skip
+    made = {
+        f"{e['device']}, torch {e['torch']}, CUDA {e['cuda']}, {e['date']}, commit {e['commit']}"
+        f"{_earlier(report)}.\n"
+        for report in measured.values()
+        for e in (report.environment,)
+    }
     results = [result for op in operators for result in measured[op].of(op)]
     peers = [p for p in peer_names(results) if mean_ratio(results, p) is not None]
     rows = [(f"`{r.op}` {r.case}", *_row(r, peers)[2:5], *_row(r, peers)[6:]) for r in results]
-    text = "".join(
-        f"{device}, torch {torch}, CUDA {cuda}, {date}, commit {commit}.\n"
-        for device, torch, cuda, date, commit in sorted(made)
-    )
-    return f"{text}\n{markdown(('case', 'time', 'rate', 'of the ceiling', *peers), rows)}"
+    header = ("case", "time", "rate", "of the ceiling", *peers)
+    return f"{''.join(sorted(made))}\n{markdown(header, rows)}"
 
 
 def _mixtures(base: Path) -> str:
