@@ -24,6 +24,19 @@ def test_a_gradient_that_the_formula_leaves_out_is_not_silently_zero():
         formula.backward(ctx, torch.ones(2))
 
 
+def test_a_gradient_takes_keyword_only_arguments_by_name(monkeypatch):
+    op = spec("f(Tensor x, *, float c=2.0) -> Tensor", "()->()")
+    backward = spec("f_backward(Tensor grad_out, *, float c) -> Tensor grad_x", "()->()")
+    pair(op, backward)
+    monkeypatch.setattr(type(backward), "function", staticmethod(lambda grad, *, c: grad * c))
+    ctx = SimpleNamespace(needs_input_grad=(True,), save_for_backward=lambda *tensors: None)
+    formula = gradient.cuda_ops_autograd(op)
+    formula.setup_context(ctx, (torch.ones(2),), torch.ones(2), {"c": 3.0})
+    ctx.saved_tensors = ()
+    (found,) = formula.backward(ctx, torch.ones(2))
+    assert torch.equal(found, torch.full((2,), 3.0))
+
+
 def test_what_another_formula_kept_is_refused():
     """As a reload between a forward and its backward leaves it."""
     formulas = []

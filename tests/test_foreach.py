@@ -244,6 +244,21 @@ def test_no_tensors() -> None:
             function([], [], 1.0)
 
 
+def test_a_graph_may_be_gone_through_twice_and_by_transforms() -> None:
+    x, y, tangent = (torch.randn(3) for _ in range(3))
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return cuda_ops.foreach_axpy([x, y], [y, y], 3.0)[0]
+
+    _, backward = torch.func.vjp(function, x, y)
+    for _ in range(2):
+        torch.testing.assert_close(backward(tangent), (3 * tangent, tangent))
+    torch.testing.assert_close(torch.func.jacrev(function)(x, y), 3 * torch.eye(3))
+    each = torch.func.grad(lambda x, y: (function(x, y) ** 2).sum())
+    found = torch.vmap(each)(x.expand(2, 3), torch.stack([y, x]))
+    torch.testing.assert_close(found, 6 * torch.stack([3 * x + y, 4 * x]))
+
+
 def test_vmap() -> None:
     x, y = torch.randn(3, 4), torch.randn(4, 3)
     once = torch.randn(4)

@@ -110,6 +110,115 @@ def test_gradients_of_complex_numbers_are_compared(
     assert is_right or "wrong for complex numbers" in entry.detail
 
 
+def _times(
+    described: Callable[..., Subject],
+    backward: Callable[..., Any],
+    schema: str,
+    function: Any,
+    line: str = "()->()",
+    **options: Any,
+) -> CheckEntry:
+    """Checks a gradient that is made from what was given."""
+    name = options.pop("name", "gradcheck")
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.others = inputs[1:]
+
+    with torch.library._scoped_library("given", "FRAGMENT") as library:
+        subject = described(schema, function, line, differentiable=True, **options)
+        torch.library.register_autograd("given::f", backward, setup_context=keep, lib=library)
+        return _checked(subject, name)
+
+
+@pytest.mark.parametrize("wrong", ["", "flip", "count"])
+def test_gradients_are_compared_for_each_choice(
+    described: Callable[..., Subject], wrong: str
+) -> None:
+    """The smallest samples have a default, or what is drawn first."""
+
+    def function(x: torch.Tensor, flip: bool, count: int) -> torch.Tensor:
+        return x * ((-3 if flip else 3) + count)
+
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        flip, count = ctx.others
+        sign = -3 if flip and wrong != "flip" else 3
+        return grad * (sign + (0 if wrong == "count" else count)), None, None
+
+    entry = _times(described, backward, "f(Tensor x, bool flip, int count) -> Tensor", function)
+    assert entry.passed is not bool(wrong), entry
+
+
+def test_a_result_that_no_number_below_0_or_beyond_1_has_can_be_judged(
+    described: Callable[..., Subject],
+) -> None:
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return grad / (x * (1 - x)).sqrt() / 2
+
+    function = lambda x: x.sqrt().asin()  # noqa: E731
+    entry = _times(described, backward, "f(Tensor x) -> Tensor", function)
+    assert entry.passed, entry
+
+
+def test_a_result_that_is_always_nan_is_not_compared(described: Callable[..., Subject]) -> None:
+    subject = described("f(Tensor x) -> Tensor", lambda x: x * torch.nan, "()->()")
+    entry = _checked(subject, "opcheck")
+    assert entry.passed is None and "results are NaN" in entry.reason, entry
+
+
+def test_a_mask_beside_the_result_is_not_compared(described: Callable[..., Subject]) -> None:
+    def backward(ctx: Any, grad: torch.Tensor, grad_mask: Any) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * (x > 0)
+
+    function = lambda x: (x.clamp(min=0), x > 0)  # noqa: E731
+    entry = _times(described, backward, "f(Tensor x) -> (Tensor, Tensor)", function, "()->(),()")
+    assert entry.passed, entry
+
+
+@pytest.mark.parametrize("name", ["gradient_edges", "gradient_sizes"])
+@pytest.mark.parametrize("factor", [2, 1])
+def test_gradients_without_float64_are_those_of_the_reference(
+    described: Callable[..., Subject], name: str, factor: int
+) -> None:
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * x * factor
+
+    def square(x: torch.Tensor) -> torch.Tensor:
+        return x * x
+
+    entry = _times(
+        described, backward, "f(Tensor x) -> Tensor", square, name=name,
+        dtypes=[torch.float32, torch.bfloat16],
+    )  # fmt: skip
+    assert entry.passed is (factor == 2), entry
+
+
+def test_own_samples_without_a_line_may_be_large(described: Callable[..., Subject]) -> None:
+    strategy = st.sampled_from([Sample((TensorArg((n,)),)) for n in (3, 5000)])
+    subject = described("f(Tensor x) -> Tensor", torch.clone, strategy=strategy)
+    entry = _checked(replace(subject, reference=subject.op.overload), "large")
+    assert entry.passed is not False, entry
+
+
+def test_what_cannot_be_drawn_is_named(described: Callable[..., Subject]) -> None:
+    function = lambda x, c: x * c[0]  # noqa: E731
+    strategy = st.just(Sample((X, [2])))
+    subject = described("f(Tensor x, int[] c) -> Tensor", function, "()->()", strategy=strategy)
+    expected = "no samples: none are drawn of int[] 'c': implement cuda_ops_samples"
+    assert replace(subject, strategy=None).incomparable == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_large_complex_numbers_are_finite_and_tiny_ones_are_none(dtype: torch.dtype) -> None:
+    seeded = torch.Generator().manual_seed(0)
+    for values in ("large", "tiny"):
+        x = make_tensor(TensorArg((100,), dtype), values, seeded, torch.device("cpu"))
+        assert x.isfinite().all() and (x != 0).all(), values
+
+
 def test_numbers_of_which_some_are_equal_are_compared(described: Callable[..., Subject]) -> None:
     """The last of the largest in place of the first, as a join of lanes may leave it."""
 

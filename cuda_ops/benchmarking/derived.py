@@ -107,6 +107,10 @@ def _case(
             moved += math.prod(shape) * own.itemsize
         elif op.device_position is not None and argument.name in sizes:
             values.append(sizes[argument.name])
+        elif argument.name in op.signature.int_names:  # results as long as what is read
+            within = op.ranges[argument.name]
+            longest = max((*sizes.values(), *loop))
+            values.append(min(max(longest, within.least), within.most))
         else:
             values.append(example_scalar(op, argument))
             if op.device_position is not None and dtype in op.dtypes_of.get(argument.name, ()):

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from itertools import chain, repeat
 from typing import Any
 
-from cuda_ops.derive.arguments import bind, takes_lists
+from cuda_ops.derive.arguments import bind, split, takes_lists
 from cuda_ops.derive.no_gradient import (
     LOST,
     NoGradient,
@@ -95,6 +95,7 @@ class ByName:
         self._op, self._formula = op, formula
         #: The operator that computes the gradient.
         self.sibling = sibling
+        self._has_keywords = any(a.kwarg_only for a in sibling.parsed.arguments)
         tensors = set(op.tensor_positions)
         self._is_tensor = [kind == "output" or i in tensors for kind, i in formula.arguments]
         saved = [
@@ -193,7 +194,11 @@ class ByName:
             grads[i] if kind == "grad" else next(tensor_values if is_tensor else plain_values)
             for (kind, i), is_tensor in zip(self._formula.arguments, self._is_tensor, strict=True)
         ]
-        results = self.sibling.function(*arguments)
+        if self._has_keywords:
+            positional, keywords = split(self.sibling, arguments)
+            results = self.sibling.function(*positional, **keywords)
+        else:
+            results = self.sibling.function(*arguments)
         results = results if isinstance(results, (tuple, list)) else (results,)
         # Where loop dims broadcast, a result is larger than its input: torch's
         # engine sums every gradient to the shape of what it belongs to.

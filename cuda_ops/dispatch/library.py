@@ -439,9 +439,11 @@ def _ranges(
     op: str, listed: Sequence[Sequence[Any]], ints: Sequence[str], signature: Signature | None
 ) -> dict[str, Range]:
     dims = signature.names if signature is not None else ()
+    for name in dims:
+        if name in ints:
+            expected = "another name than an input's dim, whose size it does not say"
+            raise refusal(op, name, expected, repr(name))
     for name, least, most in listed:
-        if name in dims and name in ints:
-            raise refusal(op, name, "a dim of another name, as .range would mean both", repr(name))
         if least > most:
             raise refusal(op, name, "the smaller number first in .range", f"{least}, {most}")
     found = _by_name(op, ".range or .at_least", listed, (*ints, *dims))
@@ -523,9 +525,6 @@ def _limits(
     for name, limit in listed:
         dim = name.lstrip("0123456789")
         factor = int(name[: len(name) - len(dim)] or 1)
-        if dim in dims and name in ints:
-            expected = "a dim of another name, as .at_most would mean both"
-            raise refusal(op, name, expected, repr(name))
         if name in ints or dim not in dims or not 0 < factor < 2**31:
             of_ints.append((name, limit))
             continue

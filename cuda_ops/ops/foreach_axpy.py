@@ -71,7 +71,10 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
 
     def backward(ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
         given = [grad for grad in grads if grad is not None]
-        scaled = iter(torch._foreach_mul(given, ctx.alpha) if given else ())
+        if not given or torch._C._are_functorch_transforms_active():  # torch batches no lists
+            scaled = iter([grad * ctx.alpha for grad in given])
+        else:
+            scaled = iter(torch._foreach_mul(given, ctx.alpha))
         of_xs = [None if grad is None else next(scaled) for grad in grads]
         # Where there are lists, torch wants none for an alpha that is the default.
         return (of_xs, list(grads), None)[: len(ctx.needs_input_grad)]

@@ -14,6 +14,7 @@ from cuda_ops.testing.arguments import each, in_order, spread
 from cuda_ops.testing.compare import least_epsilon, reduction_length, results
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.sizes import widest_of_all
 from cuda_ops.testing.subject import Subject
 from cuda_ops.testing.tolerance import is_floating, is_inexact, same, tensors
 
@@ -104,14 +105,26 @@ def called(case: Case, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...] | None
 
 
 def defined(case: Case, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns the arguments, made positive in place where a result of theirs is NaN, as a logarithm
-    is below 0: torch takes NaN for different from itself, and no difference tells of a gradient.
+    """Returns the arguments, changed in place where a result of theirs is NaN: made positive, for a
+    logarithm, and then less than 1, for an arcsine. torch takes NaN for different from itself, and
+    no difference tells of a gradient.
+
+    Raises:
+        NotRunError: there is NaN still.
     """
-    if any(is_floating(found) and found.isnan().any() for found in case.call(*args)):
+
+    def has_nan() -> bool:
+        return any(is_inexact(found) and found.isnan().any() for found in case.call(*args))
+
+    for change in (torch.abs, lambda value: value / (1 + value)):
+        if not has_nan():
+            return args
         with torch.no_grad():
             for value in spread(args):
                 if is_floating(value) and value.dtype.itemsize > 1:
-                    value.abs_()
+                    value.copy_(change(value))
+    if has_nan():
+        raise NotRunError("results are NaN, also of numbers between 0 and 1")
     return args
 
 
@@ -182,8 +195,6 @@ def without_gradient(subject: Subject, device: str) -> str:
 
 def without_float64(subject: Subject, device: str) -> str:
     """Returns why finite differences cannot check a gradient; empty if they can."""
-    lists = [subject.op.allowed_dtypes(name) for name in subject.op.tensor_names]
-    floating = [dtypes for dtypes in lists if any(d.is_floating_point for d in dtypes)]
-    if subject.op.dtypes and not all(torch.float64 in dtypes for dtypes in floating or lists):
+    if widest_of_all(subject.op) != torch.float64:
         return "finite differences need float64, which the operator does not take"
     return without_gradient(subject, device)

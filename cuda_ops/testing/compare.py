@@ -286,7 +286,8 @@ def refused_by(
     and whether its reference does: then the sample is invalid, such as the largest of no numbers or
     a parameter that must not be 0.
 
-    An operator of cuda_ops must also name the argument, unless a guest computes it.
+    Where its reference takes the sample, an operator of cuda_ops must also name the argument,
+    unless a guest computes it.
     """
 
     def contiguous(arg: TensorArg) -> TensorArg:
@@ -302,10 +303,10 @@ def refused_by(
     op, text = subject.op, str(error)
     if subject.reference is None or "CUDA error" in text:  # a fault
         return False, False
-    if not (op.foreign or op.guest) and ": argument '" not in text:
-        return False, False
     if not raises(op.overload, sample.with_tensors(contiguous).make(device)):
         return False, False
     with progress.judging():
         wide = widened(op, subject.reference, sample.make("cpu"))
-        return True, raises(subject.reference, wide)
+        by_both = raises(subject.reference, wide)
+    names_it = op.foreign or bool(op.guest) or ": argument '" in text
+    return by_both or names_it, by_both

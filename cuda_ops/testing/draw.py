@@ -7,7 +7,9 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
+from typing import Any
 
 import torch
 from hypothesis import Phase, given, seed, settings
@@ -18,7 +20,7 @@ from cuda_ops.derive.arguments import group_of
 from cuda_ops.spec import OpSpec
 from cuda_ops.testing.profiles import PROFILES
 from cuda_ops.testing.samples import LEAST_DIMS, MAX_NUMEL, Sample, TensorArg, strategy
-from cuda_ops.testing.sizes import each_layout
+from cuda_ops.testing.sizes import each_layout, widest_of_all
 from cuda_ops.testing.subject import Subject
 from cuda_ops.testing.values import Values
 
@@ -49,6 +51,8 @@ class Draw:
     numel: range = range(MAX_NUMEL + 1)
     #: The dtype of all floating tensors; ``None`` for any that the operator takes.
     dtype: torch.dtype | None = None
+    #: Whether the widest that all tensors may have will do where they may not have that one.
+    or_widest: bool = False
     #: Whether a sample must have a floating tensor, as checks of gradients need.
     floating: bool = False
     adapt: Callable[[Sample], Sample] = plain
@@ -64,6 +68,9 @@ class Draw:
     kernels: bool = False
     #: How many of ``count`` must pass, the rest being spares; ``None`` for all.
     enough: int | None = None
+    #: Whether to add samples until each bool, word and ``None`` that is drawn for an argument has
+    #: come up, and a few of its ints.
+    choices: bool = False
     #: Whether to draw others where none of those listed can be judged.
     or_drawn: bool = False
 
@@ -78,19 +85,21 @@ class Draw:
             return self._fits(subject, sample)
 
         assert subject.strategy is not None
-        return subject.strategy.map(self._adapted).filter(fits)
+        return subject.strategy.map(partial(self._adapted, subject.op)).filter(fits)
 
     def fitting(self, subject: Subject, drawn: Iterable[Sample]) -> Iterator[Sample]:
         """Yields those of the drawn samples that fit."""
-        for sample in map(self._adapted, drawn):
+        for sample in map(partial(self._adapted, subject.op), drawn):
             if self._fits(subject, sample):
                 yield sample
 
-    def _adapted(self, sample: Sample) -> Sample:
+    def _adapted(self, op: OpSpec, sample: Sample) -> Sample:
+        dtype = (self.or_widest and widest_of_all(op)) or self.dtype
+
         def retyped(arg: TensorArg) -> TensorArg:
-            if self.dtype is None or not arg.dtype.is_floating_point:
+            if dtype is None or not arg.dtype.is_floating_point:
                 return arg
-            return replace(arg, dtype=self.dtype)
+            return replace(arg, dtype=dtype)
 
         return self.adapt(sample.with_tensors(retyped))
 
@@ -251,6 +260,8 @@ def _choose(subject: Subject, draw: Draw) -> list[Sample]:
         return found
 
     _look_through(subject, draw, found)
+    if draw.choices:
+        _add_choices(subject, draw, found)
     found += (sample for sample in besides(subject, draw) if sample not in found)
     return sorted(found, key=lambda sample: sample.numel)
 
@@ -269,6 +280,33 @@ def _look_through(subject: Subject, draw: Draw, found: list[Sample]) -> None:
                     found.append(sample)
             if len(found) >= (_ENOUGH if draw.count is None else draw.count):
                 return
+
+
+#: How many ints of one argument count.
+_INTS = 3
+
+
+def _add_choices(subject: Subject, draw: Draw, found: list[Sample]) -> None:
+    """Adds drawn samples that fit and have something new among their arguments."""
+    seen: set[tuple[int, Any]] = set()
+
+    def new(sample: Sample) -> set[tuple[int, Any]]:
+        shown: set[tuple[int, Any]] = set()
+        for i, value in enumerate(sample.args):
+            if value is None or isinstance(value, (bool, str)):
+                shown.add((i, value))
+            elif isinstance(value, TensorArg):
+                shown.add((i, "a tensor"))
+            elif isinstance(value, int) and sum(at == i for at, _ in seen) < _INTS:
+                shown.add((i, value))
+        return shown - seen
+
+    for sample in found:
+        seen |= new(sample)
+    for sample in draw.fitting(subject, next(_rounds(subject))):
+        if added := new(sample):
+            seen |= added
+            found.append(sample)
 
 
 def _rounds(subject: Subject) -> Iterator[list[Sample]]:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from hypothesis import strategies as st
 
+from cuda_ops.dispatch.schema_types import schema_type
 from cuda_ops.signature import Group
 from cuda_ops.spec import FloatRange, OpSpec, Range, default_of, is_device
 from cuda_ops.testing.arguments import each, sampled_arguments, spread
@@ -238,6 +239,15 @@ def strategy(op: OpSpec) -> st.SearchStrategy[Sample] | None:
     }
     known = {i: scalar for i, scalar in scalars.items() if scalar is not None}
     return _draw_sample(op, known) if len(known) == len(scalars) else None
+
+
+def undrawn(op: OpSpec) -> tuple[str, str]:
+    """Returns the argument for which :func:`strategy` has no values, and its type."""
+    return next(
+        (argument.name, schema_type(argument))
+        for i, argument in enumerate(sampled_arguments(op))
+        if i not in op.tensor_positions and _scalar(op, argument) is None
+    )
 
 
 @st.composite

@@ -120,6 +120,17 @@ def widest_floating(op: OpSpec) -> torch.dtype | None:
     return max(floating, key=lambda dtype: dtype.itemsize, default=None)
 
 
+def widest_of_all(op: OpSpec) -> torch.dtype | None:
+    """Returns the widest floating dtype that each tensor may have which may be floating."""
+    if not op.dtypes:
+        return torch.float64
+    lists = [op.allowed_dtypes(name) for name in op.tensor_names]
+    floating = [dtypes for dtypes in lists if any(d.is_floating_point for d in dtypes)]
+    common = [d for d in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+              if all(d in dtypes for dtypes in floating or lists)]  # fmt: skip
+    return common[0] if common else None
+
+
 def most_elements(op: OpSpec, loop: tuple[int, ...], core: Mapping[str, int]) -> int:
     """Returns the elements of the largest tensor, results included, of a call of these sizes."""
     assert op.signature is not None

@@ -90,8 +90,8 @@ def _fill(
         one = _fill((), dtype, "normal", generator)
         return one.expand(shape).clone()
     if dtype.is_complex:
-        real, imaginary = (_fill(shape, torch.float64, values, generator) for _ in range(2))
-        return torch.complex(real, imaginary).to(dtype)
+        real, imaginary = (_fill(shape, dtype.to_real(), values, generator) for _ in range(2))
+        return torch.complex(real, imaginary)
     if not dtype.is_floating_point:
         limits = torch.iinfo(dtype)
         most = min(limits.max, 2**63 - 1)  # torch draws no larger ones

@@ -12,17 +12,21 @@ import torch
 from cuda_ops.errors import KitError
 from cuda_ops.testing.arguments import each, spread
 from cuda_ops.testing.backward import backward, differentiable, laid_out
-from cuda_ops.testing.case import Case, NotRunError, check, without_float64
+from cuda_ops.testing.case import Case, NotRunError, check, without_gradient
 from cuda_ops.testing.compare import expected_results, outputs, widened, without_hidden
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample
+from cuda_ops.testing.sizes import widest_of_all
 from cuda_ops.testing.subject import Subject
+from cuda_ops.testing.tolerance import is_floating
 
 #: How many points around the numbers are looked at, and how far away they are. Where equal numbers
 #: are put in order, each order of a few of them must come up.
 _POINTS, _STEP = 64, 1e-6
 #: By how much a gradient may be outside of those around it, relative to the largest.
 _TOLERATED = 1e-4
+#: The same, and how far away the points are, in roundings of the coarsest dtype of the call.
+_ROUNDINGS = 16
 
 
 def _edges(sample: Sample) -> Sample:
@@ -38,12 +42,14 @@ def no_other_gradient(subject: Subject, device: str) -> str:
         return "it draws random numbers"
     if subject.op.written:
         return "it writes an argument"
-    return without_float64(subject, device)
+    if widest_of_all(subject.op) is None:
+        return "no floating dtype that all tensors may have"
+    return without_gradient(subject, device)
 
 
 @check("gradient_edges", 7, "the gradient is wrong at zeros, equal or large numbers",
-       Draw(12, range(1, 41), torch.float64, floating=True, adapt=_edges), quick=True,
-       excuse=no_other_gradient)  # fmt: skip
+       Draw(12, range(1, 41), torch.float64, or_widest=True, floating=True, adapt=_edges),
+       quick=True, excuse=no_other_gradient)  # fmt: skip
 def gradient_edges(case: Case) -> None:
     """Compares the gradient with the reference's, which torch derives, for small whole numbers, of
     which many are 0 and many are equal, and for sizes from 0.01 to 1000. At a kink any number
@@ -54,7 +60,8 @@ def gradient_edges(case: Case) -> None:
 
 
 def compare_gradients(case: Case, count: int = _POINTS) -> None:
-    """Compares the gradients of a float64 sample with those of the reference at points around it.
+    """Compares the gradients of a sample, in float64 if possible, with those of the reference at
+    points around it.
 
     Raises:
         AssertionError: one lies outside of them.
@@ -70,7 +77,11 @@ def compare_gradients(case: Case, count: int = _POINTS) -> None:
     incoming = [laid_out(out, "contiguous", i) for i, out in enumerate(ends)]
     ours = backward(ends, leaves, incoming)
     derived = _derived(case, having, len(found), [g.cpu() for g in incoming])
-    around = [derived(0.0), *(derived(_STEP) for _ in range(count))]
+    dtypes = [value.dtype for value in spread([*leaves, *ends]) if is_floating(value)]
+    rounding = max(torch.finfo(dtype).eps for dtype in dtypes) * _ROUNDINGS
+    rounding *= case.subject.claims.tolerance
+    step = max(_STEP, rounding)
+    around = [derived(0.0), *(derived(step) for _ in range(count))]
     named = [
         (name, one.detach().cpu())
         for name, leaf in zip(case.subject.op.argument_names, leaves, strict=False)
@@ -83,7 +94,8 @@ def compare_gradients(case: Case, count: int = _POINTS) -> None:
         least, most = points.amin(0), points.amax(0)
         # Where torch's own has none, nothing can be said.
         known = points.isfinite().all(0)
-        off = _TOLERATED * (1 + float(points[:, known].abs().max())) if known.any() else 0.0
+        largest = float(points[:, known].abs().max()) if known.any() else 0.0
+        off = max(_TOLERATED, rounding) * (1 + largest)
         got = got.cpu()
         wrong = known & ~((got >= least - off) & (got <= most + off))
         if wrong.any():

@@ -25,11 +25,12 @@ from cuda_ops.testing.case import (
     without_float64,
     without_gradient,
 )
+from cuda_ops.testing.compare import outputs
 from cuda_ops.testing.draw import Draw
 from cuda_ops.testing.samples import Sample
 from cuda_ops.testing.sizes import broadcast_over, shaped
 from cuda_ops.testing.subject import Subject
-from cuda_ops.testing.tolerance import is_floating
+from cuda_ops.testing.tolerance import is_floating, is_inexact
 
 
 def _nothing_claimed(subject: Subject, device: str) -> str:
@@ -44,16 +45,16 @@ def gradient_declared(case: Case) -> None:
     """
     leaves = case.leaves(even_refused=True)
     constant = [name in case.subject.op.constants for name in case.subject.op.output_names]
-    outputs = [
+    taking = [
         output
         for output, is_constant in zip_longest(case.call(*leaves), constant)
         if is_floating(output) and not is_constant
     ]
-    if not wanting(leaves) or not outputs:
+    if not wanting(leaves) or not taking:
         raise NotRunError("no floating inputs and outputs")
-    silent = [k for k, output in enumerate(outputs) if not output.requires_grad]
+    silent = [k for k, output in enumerate(taking) if not output.requires_grad]
     assert not silent, f"output {silent[0]} requires no gradient, but an input does"
-    ends = sums(outputs)
+    ends = sums(taking)
     if case.subject.gradient == "refused":
         try:
             torch.autograd.grad(ends, wanting(leaves), allow_unused=True)
@@ -73,13 +74,30 @@ def gradient_declared(case: Case) -> None:
 
 
 def rows(op: OpSpec, dtype: torch.dtype = torch.float64) -> list[Sample]:
-    """Returns calls with several rows, since a gradient may be their sum, and with each optional
-    tensor left out. Drawn samples of so few elements mostly have one row.
+    """Returns calls with several rows, since a gradient may be their sum, with each optional tensor
+    left out, and with each other bool and word. Drawn samples of so few elements mostly have one
+    row.
     """
-    whole = shaped(op, (2, 3), core=2, dtype=dtype)
-    optional = [i for i, a in enumerate(sampled_arguments(op)) if str(a.type) == "Optional[Tensor]"]
-    without = [tuple(None if i == k else v for k, v in enumerate(whole.args)) for i in optional]
-    return [whole, *broadcast_over(op, whole), *(replace(whole, args=args) for args in without)]
+    found = [shaped(op, (2, 3), core=2, dtype=dtype)]
+    if op.signature is not None and (ints := op.signature.int_names):  # sizes of results alone
+        core = {dim: 2 + i for i, dim in enumerate((*op.drawn_dims, *ints))}
+        found.append(shaped(op, (2, 3), core=core, dtype=dtype))
+    changed = [
+        replace(whole, args=(*whole.args[:i], other, *whole.args[i + 1 :]))
+        for whole in found
+        for i, argument in enumerate(sampled_arguments(op))
+        for other in _others(op, argument, whole.args[i])
+    ]
+    return [*found, *broadcast_over(op, found[0]), *changed]
+
+
+def _others(op: OpSpec, argument: Any, value: Any) -> list[Any]:
+    """Returns what else an argument may be: no tensor, the other bool, another word."""
+    if str(argument.type) == "Optional[Tensor]":
+        return [None]
+    if isinstance(value, bool):
+        return [not value]
+    return [word for word in op.choices.get(argument.name, ()) if word != value]
 
 
 #: Returns the derivatives of one result, which a number tells, with regard to one of the leaves.
@@ -91,21 +109,21 @@ _MISMATCH = (
 )
 
 
-def _rows_of_each(op: OpSpec) -> list[Sample]:
+def rows_of_each(op: OpSpec) -> list[Sample]:
     """Returns rows of complex numbers too, where the operator takes them, and real ones if so."""
     wide = [d for d in (torch.float64, torch.complex128) if d in op.dtypes] or [torch.float64]
     return [sample for dtype in wide for sample in rows(op, dtype)]
 
 
-def _without_wide(subject: Subject, device: str) -> str:
+def without_wide(subject: Subject, device: str) -> str:
     if torch.complex128 in subject.op.dtypes:
         return without_gradient(subject, device)
     return without_float64(subject, device)
 
 
 @check("gradcheck", None, "the gradient is wrong",
-       Draw(3, range(1, 41), torch.float64, floating=True, beside=_rows_of_each), quick=True,
-       excuse=_without_wide)  # fmt: skip
+       Draw(3, range(1, 41), torch.float64, floating=True, beside=rows_of_each, choices=True),
+       quick=True, excuse=without_wide)  # fmt: skip
 def gradcheck(case: Case) -> None:
     """Compares the gradient with finite differences, in float64 and, where the operator takes it,
     in complex128.
@@ -127,8 +145,15 @@ def compare_with_differences(
         AssertionError: they differ; the text has the number that is furthest off.
     """
     loose = 0.0 if case.subject.claims.deterministic else 1e-4
+
+    def inexact(*args: Any) -> tuple[torch.Tensor, ...]:  # torch takes no differences of bools
+        found = tuple(filter(is_inexact, outputs(case.operator(*args))))
+        if any(one.requires_grad and one.dtype.to_real() != torch.float64 for one in found):
+            raise NotRunError("a result is not float64, as finite differences need")
+        return found
+
     try:
-        torch.autograd.gradcheck(case.operator, leaves, nondet_tol=loose, **options)
+        torch.autograd.gradcheck(inexact, leaves, nondet_tol=loose, **options)
     except GradcheckError as error:
         # Instead of both Jacobians, which fill screens, the number that is furthest off.
         text = str(error).partition("\nnumerical:")[0].rstrip(", ")

@@ -65,8 +65,9 @@ def _is_large(op: OpSpec, loop: tuple[int, ...], core: dict[str, int]) -> bool:
 def _own_grown(op: OpSpec, sample: Sample) -> list[Sample]:
     """Returns an operator's own sample with each dim large in turn."""
     wanted = grown(op, sample, dict.fromkeys(resizable(op), _SIZES) | {ROWS: _LOOPS[0]})
-    sizes = {one: max((math.prod(arg.shape) for arg in one.tensors), default=0) for one in wanted}
-    return [one for one in wanted if MAX_NUMEL < sizes[one] <= LARGEST_NUMEL]
+    sizes = [max((math.prod(arg.shape) for arg in one.tensors), default=0) for one in wanted]
+    pairs = zip(wanted, sizes, strict=True)
+    return [one for one, size in pairs if MAX_NUMEL < size <= LARGEST_NUMEL]
 
 
 @check("large", None, "wrong for large sizes", quick=True,
@@ -120,7 +121,8 @@ def _seconds(case: Case, most: int) -> float:
 def _compare_pieces(case: Case, actual: tuple[torch.Tensor, ...]) -> None:
     """Compares with calls of a few rows: the reference makes the kernel's own mistakes."""
     op, args = case.subject.op, case.arguments()
-    assert op.signature is not None
+    if op.signature is None:  # nothing says what rows are
+        return
     groups = (*op.signature.inputs, *op.signature.outputs)
     tensors = [args[i] for i in op.tensor_positions]
     rows = tensors[0].shape[:1] if tensors else ()

@@ -78,7 +78,7 @@ def sizes(case: Case) -> None:
 
 
 @check("gradient_sizes", None, "a gradient is wrong for some sizes",
-       Draw(1, range(1, 4097), torch.float64, floating=True), quick=True,
+       Draw(1, range(1, 4097), torch.float64, or_widest=True, floating=True), quick=True,
        excuse=_no_other_gradient)  # fmt: skip
 def gradient_sizes(case: Case) -> None:
     """Compares gradients with those that torch derives of the reference, as ``sizes`` does results,
@@ -184,7 +184,7 @@ def _ordered(subject: Subject) -> list[tuple[str, str]]:
 
 
 def _of_line(op: OpSpec, vector: dict[str, int], drawn: random.Random) -> Sample:
-    """Returns a call of these sizes, with bools, and ints that are no sizes, at random."""
+    """Returns a call of these sizes, with bools, words, and ints that are no sizes, at random."""
     core = {dim: size for dim, size in vector.items() if dim != ROWS}
     loop = (vector[ROWS],) if ROWS in vector else ()
     sample = shaped(op, loop, core=core, dtype=widest_floating(op))
@@ -193,6 +193,8 @@ def _of_line(op: OpSpec, vector: dict[str, int], drawn: random.Random) -> Sample
         kind, name = str(argument.real_type), argument.name
         if kind == "bool":
             args[i] = drawn.random() < 0.5
+        elif name in op.choices:
+            args[i] = drawn.choice(op.choices[name])
         elif kind == "int" and name not in core:
             allowed = op.ranges.get(name, _INTS)
             number = drawn.randint(allowed.least, min(allowed.most, allowed.least + 6))
