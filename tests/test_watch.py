@@ -72,15 +72,21 @@ def watching(scratch_op: ScratchOp) -> Iterator[Watching]:
     assert lines.empty(), "more lines than saves"
 
 
-# The watcher looks at the folder a moment after it says so; a save before that would go unseen.
-@pytest.fixture(autouse=True)
-def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    wait = watch.wait_for_changes
-
-    def also_now_and_then(*folders: Path, **options: object) -> object:
-        return wait(*folders, yield_on_timeout=True, rust_timeout=500, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(watch, "wait_for_changes", also_now_and_then)
+def test_a_save_before_the_watch_began_is_loaded_too(scratch_op: ScratchOp) -> None:
+    scratch_op.write("v * 2", "g * 2")
+    scratch_op.reload()
+    scratch_op.write("v * 5", "g * 5")
+    lines: queue.Queue[str] = queue.Queue()
+    stop, console = threading.Event(), Console(file=io.StringIO(), width=1000)
+    options = ([scratch_op.name], None, console, lambda key: None, stop, lines.put)
+    thread = threading.Thread(target=watch.watch, args=options)
+    thread.start()
+    try:
+        assert re.match(rf"{scratch_op.name}: .*, gradient ok, ", lines.get(timeout=60))
+    finally:
+        stop.set()
+        thread.join(60)
+    assert torch.equal(scratch_op.function(X), X * 5)
 
 
 @pytest.mark.slow

@@ -96,12 +96,23 @@ def watch(
         else "CPU only: CUDA code is compiled, not run"
     )
     for pair in chosen:
-        if pair.key not in registry().failures and pair.is_declared:
+        if pair.key in registry().failures:
+            continue
+        built = None
+        with contextlib.suppress(CudaOpsError, OSError):
+            built = _build(pair, archs)
+        if built is None or (pair.is_declared and registry().library_of(pair.key) != built.path):
+            known[pair.key] = None, ""  # saved since it was loaded
+        elif pair.is_declared:
             # What cannot be measured now is reported at the first save.
             with contextlib.suppress(Exception):
-                last[pair.key] = _measure(pair, 0.0, _build(pair, archs), device)
+                last[pair.key] = _measure(pair, 0.0, built, device)
     console.print(f"watching {', '.join(p.key for p in chosen)} ({where}); Ctrl-C ends")
-    for _ in wait_for_changes(*_folders(chosen), debounce=50, step=10, stop_event=stop):
+    # Looked at every second too: a save before the first wait makes no event.
+    for _ in wait_for_changes(
+        *_folders(chosen), debounce=50, step=10, stop_event=stop, rust_timeout=1000,
+        yield_on_timeout=True,
+    ):  # fmt: skip
         for pair in map(_present, chosen):
             text = _text(pair)
             if text != known[pair.key]:
