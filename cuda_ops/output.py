@@ -1,5 +1,5 @@
 """What commands do with their output: a full disk is one line, JSON stands alone, tables fit, and
-numbers are written in one way; and how they read a number.
+numbers are written in one way; and how they read a number and a file of lines.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ import argparse
 import contextlib
 import ctypes
 import functools
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -93,6 +95,29 @@ def at_least(least: int) -> Callable[[str], int]:
         raise argparse.ArgumentTypeError(f"expected a whole number from {least} on, got {text!r}")
 
     return read
+
+
+def above_zero(text: str) -> float:
+    """Reads an argument that is a finite number above 0."""
+    with contextlib.suppress(ValueError):
+        if 0 < (number := float(text)) < math.inf:
+            return number
+    raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+
+
+def lines_of(path: Path) -> list[str]:
+    """Returns the lines of a file of text.
+
+    Raises:
+        ValueError: a line is not UTF-8; the message names the file and the line.
+    """
+    data = path.read_bytes()
+    try:
+        return data.decode().splitlines()
+    except UnicodeDecodeError as error:
+        number = data.count(b"\n", 0, error.start) + 1
+        byte = f"byte 0x{data[error.start]:02x}"
+        raise ValueError(f"{path}:{number}: expected text in UTF-8, got {byte}") from None
 
 
 @contextlib.contextmanager

@@ -266,9 +266,11 @@ def _regressions(config: pytest.Config, names: list[str]) -> list[tuple[int, str
 
 
 def _lines(path: Path) -> list[str]:
+    from cuda_ops.output import lines_of
+
     try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
+        return lines_of(path)
+    except (OSError, ValueError) as error:
         raise pytest.UsageError(f"cuda_ops_regressions: {error}") from error
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +53,12 @@ def test_a_report_comes_back_as_it_was(tmp_path: Path) -> None:
     ):
         with pytest.raises(BenchmarkError, match=text):
             Report.load(tmp_path / name)
+
+
+def test_a_report_that_cannot_be_written_names_its_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BenchmarkError, match=r"file/run\.json: cannot be written: "):
+        report(result()).save(tmp_path / "file" / "run.json")
 
 
 def test_numbers_read_well() -> None:
@@ -287,6 +296,23 @@ def test_an_interrupted_run_keeps_what_it_has(
     assert list(tmp_path.iterdir()) == [run]
 
 
+def test_a_pipe_gets_the_whole_report_alone(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    fast_command: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Kit, "_measure_case", lambda self, op, *rest: result(op.name))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(pipe.read_text)
+        assert command.main(["silu", "--quick", "--json", str(pipe)]) == 0, capsys.readouterr()
+        found = json.loads(read.result(timeout=10))
+    assert [case["op"] for case in found["results"]][:2] == ["silu", "silu_backward"]
+    assert list(tmp_path.iterdir()) == [pipe] and pipe.is_fifo()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -295,7 +321,9 @@ def test_an_interrupted_run_keeps_what_it_has(
         (["silu", "--quick", "--cases", "fp4$"], "no case has 'fp4$' in its label; known: "),
         (["silu", "--fail-if-regressed", "absent.json"], "absent.json: cannot be read: No such"),
         (["silu", "--json", "/"], "--json /: expected a file, got a folder"),
+        (["silu", "--json", f"{__file__}/x.json"], f"a folder, got the file {__file__}"),
         (["silu", "--plot", __file__], "expected a folder, got a file"),
+        (["silu", "--plot", f"{__file__}/x/y"], f"a folder, got the file {__file__}"),
     ],
 )
 def test_a_question_without_an_answer_has_its_own_status(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -157,6 +158,58 @@ def test_folders_are_made_for_the_user_alone_whatever_the_umask(
     assert scratch_op.build().origin == "cached"
     for folder in (built.path.parent, tmp_path / "new", tmp_path / "new" / "work"):
         assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_link_stays_and_its_target_is_written(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    link.symlink_to("target")
+    for text in ("first", "second"):
+        cache.write(link, text)
+        assert link.is_symlink() and target.read_text() == text
+    assert set(tmp_path.iterdir()) == {target, link}
+
+
+def test_a_pipe_and_a_terminal_are_written_directly(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(pipe.read_text)
+        cache.write(pipe, "words")
+        assert read.result(timeout=10) == "words" and pipe.is_fifo()
+    keyboard, screen = os.openpty()
+    try:
+        (tmp_path / "terminal").symlink_to(os.ttyname(screen))
+        cache.write(tmp_path / "terminal", "words")
+        assert os.read(keyboard, 16) == b"words" and (tmp_path / "terminal").is_char_device()
+    finally:
+        os.close(keyboard)
+        os.close(screen)
+
+
+def test_an_error_names_the_file_that_was_to_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/report\.json'$"):
+        cache.write(tmp_path / "report.json", "words")
+    with pytest.raises(FileNotFoundError, match=r"'.*/none/report\.json'$"):
+        cache.write(tmp_path / "none" / "report.json", "words")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("mode", "found"), [(None, 0o600), (0o644, 0o644)])
+def test_a_file_without_a_mode_has_that_of_the_umask(
+    tmp_path: Path, mode: int | None, found: int
+) -> None:
+    before = os.umask(0o077)
+    try:
+        cache.write(tmp_path / "file", "words", mode)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == found
 
 
 def test_a_sticky_folder_such_as_tmp_is_fine(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ from cuda_ops.testing.__main__ import main
 from cuda_ops.testing.fuzzing import campaign as campaigns
 from cuda_ops.testing.fuzzing.black_box import BlackBox
 from cuda_ops.testing.fuzzing.calls import Call, Finding, Passed, drawn
-from cuda_ops.testing.fuzzing.campaign import Campaign
+from cuda_ops.testing.fuzzing.campaign import Campaign, Result
 from cuda_ops.testing.fuzzing.child import LONGEST, Session
 from cuda_ops.testing.fuzzing.choices import Choices
 from cuda_ops.testing.fuzzing.judge import Judge
@@ -298,6 +300,46 @@ def test_the_command_reports(bad: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["fuzz", "--file", str(bad), "--again", found["findings"][0]["line"]]) == 1
     good = "fuzz_bad::good: torch.ops.fuzz_bad.good(tensor((3,)))"
     assert main(["fuzz", "--file", str(bad), "--again", good]) == 0
+
+
+@pytest.mark.parametrize("line", ["silu", "silu: 3", "silu: cuda_ops.silu(", "silu: silu(\0)"])
+def test_the_command_refuses_what_is_no_call(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fuzz", "--again", line]) == 2
+    said = capsys.readouterr().err
+    assert said == f"error: {line!r}: expected silu: and a call of it\n"
+
+
+@pytest.mark.parametrize(
+    ("form", "status"),
+    [("returned", 0), ("refused", 0), ("finding", 1), ("unmade", 2), ("large", 2)],
+)
+def test_what_became_of_a_repeated_call_is_the_status(
+    form: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Campaign, "again", lambda self, line: Finding(line, "why", form))
+    assert main(["fuzz", "--again", "silu: cuda_ops.silu(None)"]) == status
+
+
+def test_a_folder_to_write_is_refused_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fuzz", "silu", "--by-chance", "--json", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"error: --json {tmp_path}: expected a file, got a folder\n"
+
+
+def test_on_a_full_disk_the_summary_is_printed_and_the_file_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Campaign, "run", lambda *_: Result(counts={"returned": 7}))
+    monkeypatch.setattr(os, "fsync", full)
+    file = tmp_path / "found.json"
+    assert main(["fuzz", "silu", "--by-chance", "--json", str(file)]) == 2
+    said = capsys.readouterr()
+    assert "7 calls in 0 s: 7 returned" in said.out
+    assert said.err == f"error: {file}: No space left on device\n"
 
 
 def test_without_atheris_the_command_says_what_to_install(

@@ -428,6 +428,10 @@ def test_a_program_that_takes_too_long_is_ended_with_its_children(tmp_path: Path
     [
         (["--shard", "3/2"], "--shard: expected I/N such as 1/4, got '3/2'"),
         (["no_such_operator"], "no operator 'no_such_operator'; known: "),
+        (["silu", "--check", "layout"], "no check 'layout'; known: "),
+        (["silu", "--tests", "absent.txt"], "absent.txt: No such file or directory"),
+        (["silu", "--ledger", "absent.txt"], "absent.txt: No such file or directory"),
+        (["silu", "--tests", __file__], "test_mutation.py:1: expected PATTERN OF FILES |"),
     ],
 )
 def test_a_wrong_call_is_refused(
@@ -435,3 +439,13 @@ def test_a_wrong_call_is_refused(
 ) -> None:
     assert main(["mutate", *words, "--list"]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--tests", "--ledger"])
+def test_a_file_of_another_encoding_is_named_with_its_line(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "latin.txt"
+    file.write_bytes("# first\n# größer\n".encode("latin-1"))
+    assert main(["mutate", "silu", "--list", option, str(file)]) == 2
+    assert f"{file}:2: expected text in UTF-8, got byte 0xf6" in capsys.readouterr().err

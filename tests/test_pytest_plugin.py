@@ -90,11 +90,17 @@ def test_an_operator_that_nothing_compares_fails_alone(tmp_path: Path) -> None:
 
 def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text("\nraise OSError\n")
+    (tmp_path / "unreadable.py").write_text("\ndef f(:\n")
+    (tmp_path / "ending.py").write_text("import sys\n\nsys.exit(3)\n")
+    (tmp_path / "latin.txt").write_bytes(b"# once wrong\n# gr\xf6sser\n")
     refused = [
         (["sillu"], "no operator 'sillu'; did you mean 'silu'?"),
         (["silu", "--cuda-ops-profile", "weekly"], "known are quick, ci, dev, nightly"),
         (["silu", "--cuda-ops-file", "missing.py"], "missing.py is not a Python file"),
         (["silu", "--cuda-ops-file", "failing.py", "-n", "2"], 'failing.py", line 2'),
+        (["silu", "--cuda-ops-file", "unreadable.py"], "unreadable.py:2: SyntaxError: invalid"),
+        (["silu", "--cuda-ops-file", "ending.py"], "ending.py:3: expected a file that describes"),
+        (["silu", "-o", "cuda_ops_regressions=latin.txt"], "latin.txt:2: expected text in UTF-8"),
     ]
     runs = run_pytest(*(["--cuda-ops", *options] for options, _ in refused), cwd=tmp_path)
     for done, (options, said) in zip(runs, refused, strict=True):

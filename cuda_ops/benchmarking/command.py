@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cuda_ops import output
+from cuda_ops.build import cache
 from cuda_ops.build.discovery import add_root_option
 from cuda_ops.compile_ops import compile_ops
 from cuda_ops.errors import BenchmarkError, CudaOpsError
@@ -43,10 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         # Read first: a base that cannot be used must not cost a run.
         base = _base(arguments)
-        if arguments.json and arguments.json.is_dir():
-            raise BenchmarkError(f"--json {arguments.json}: expected a file, got a folder")
-        if arguments.plot and arguments.plot.exists() and not arguments.plot.is_dir():
-            raise BenchmarkError(f"--plot {arguments.plot}: expected a folder, got a file")
+        if arguments.json:
+            if arguments.json.is_dir():
+                raise BenchmarkError(f"--json {arguments.json}: expected a file, got a folder")
+            _check_folder("--json", arguments.json, arguments.json.parent)
+        if arguments.plot:
+            _check_folder("--plot", arguments.plot, arguments.plot)
         report = _measured(arguments, console)
         tables = render(report)
         output.keep_words(console, tables)
@@ -66,6 +69,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CudaOpsError, ValueError) as error:
         console.print(f"[red]error:[/] {escape(str(error))}")
         return REFUSED
+
+
+def _check_folder(option: str, path: Path, folder: Path) -> None:
+    """Refuses a folder that is a file or would have to lie in one."""
+    there = next((part for part in (folder, *folder.parents) if part.exists()), folder)
+    if there.exists() and not there.is_dir():
+        what = "a file" if there == path else f"the file {there}"
+        raise BenchmarkError(f"{option} {path}: expected a folder, got {what}")
 
 
 def _base(arguments: argparse.Namespace) -> Report | None:
@@ -104,7 +115,8 @@ def _measured(arguments: argparse.Namespace, console: Console) -> Report:
         results: list[CaseResult] = []
 
         def save(finished: bool) -> None:
-            if arguments.json:
+            # A pipe or a device gets one report, since the next one would stand behind it.
+            if arguments.json and (finished or not cache.is_stream(arguments.json)):
                 kit.report(results, finished).save(arguments.json)
 
         def measured(result: CaseResult) -> None:

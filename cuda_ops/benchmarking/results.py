@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cuda_ops.build import cache
 from cuda_ops.errors import BenchmarkError
 
 from .memory import Memory
@@ -117,11 +118,16 @@ class Report:
         return [result for result in self.results if result.op == op]
 
     def save(self, path: Path) -> None:
-        """Writes the report as JSON that :meth:`load` reads; the file is complete at all times."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f"{path.name}.unfinished")
-        unfinished.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-        unfinished.replace(path)
+        """Writes the report as JSON that :meth:`load` reads; the file is complete at all times.
+
+        Raises:
+            BenchmarkError: the file cannot be written.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            cache.write(path, json.dumps(asdict(self), indent=1) + "\n", mode=None)
+        except OSError as error:
+            raise BenchmarkError(f"{path}: cannot be written: {error.strerror}") from error
 
     @staticmethod
     def load(path: Path) -> Report:

@@ -119,15 +119,39 @@ def _is_own(found: os.stat_result) -> bool:
     return found.st_uid in (0, os.geteuid())
 
 
-def write(path: Path, contents: str | bytes, mode: int = 0o644) -> None:
-    """Writes, flushes and renames: after a crash the name leads to a whole file or to none."""
+def write(path: Path, contents: str | bytes, mode: int | None = 0o644) -> None:
+    """Writes, flushes and renames: after a crash the name leads to a whole file or to none.
+
+    Follows a link, and writes directly to what is a pipe or a device. Without ``mode``, the umask
+    decides.
+
+    Raises:
+        OSError: it cannot be written; ``filename`` is the path that was given.
+    """
+    data = contents.encode() if isinstance(contents, str) else contents
+    try:
+        if is_stream(path):
+            path.write_bytes(data)
+        else:
+            _write_whole(Path(os.path.realpath(path)), data, mode)
+    except OSError as error:  # on a full disk it names no file, elsewhere the temporary one
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def is_stream(path: Path) -> bool:
+    """Tells whether a path leads to what a rename would destroy, such as a pipe or a device."""
+    return path.exists() and not path.is_file()
+
+
+def _write_whole(path: Path, data: bytes, mode: int | None) -> None:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         with temporary.open("wb") as file:
-            file.write(contents.encode() if isinstance(contents, str) else contents)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(mode)
+        if mode is not None:
+            temporary.chmod(mode)
         temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)

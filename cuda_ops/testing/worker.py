@@ -325,14 +325,32 @@ def load_origin(origin: Origin) -> None:
     """Makes the operators of an origin known to this process.
 
     Raises:
-        ValueError: its file is not a Python file, or another module has its name.
+        ValueError: its file is not Python or ends the process, or another module has its name.
     """
     from cuda_ops.registry import registry
 
     for root in origin.roots:
         registry().add_root(Path(root))
     if origin.file and origin.file not in _ran:
-        _ran[origin.file] = _run(Path(origin.file))
+        file = Path(origin.file)
+        try:
+            _ran[origin.file] = _run(file)
+        except SyntaxError as error:
+            raise ValueError(_told_of_syntax(file, error)) from error
+        except SystemExit as error:  # else it would end this process without a word
+            frames = traceback.extract_tb(error.__traceback__)
+            own = [frame.lineno for frame in frames if frame.filename == str(file.resolve())]
+            where = f"{file}:{own[-1]}" if own else str(file)
+            expected = "expected a file that describes operators, got one that ends the process"
+            raise ValueError(f"{where}: {expected} with {error.code!r}") from error
+
+
+def _told_of_syntax(file: Path, error: SyntaxError) -> str:
+    """Says where Python cannot read a file, or another one that it imports."""
+    named = error.filename and error.filename != str(file.resolve())
+    where = f"{file}: {error.filename}" if named else str(file)
+    line = f":{error.lineno}" if error.lineno else ""
+    return f"{where}{line}: {type(error).__name__}: {error.msg}"
 
 
 _ran: dict[str, ModuleType] = {}

@@ -5,26 +5,28 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import math
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from cuda_ops.build import threads
+from cuda_ops.build import cache, threads
 from cuda_ops.build.advice import dev_command
 from cuda_ops.errors import CudaOpsError
-from cuda_ops.output import INTERRUPTED, at_least
+from cuda_ops.output import INTERRUPTED, above_zero, at_least
 from cuda_ops.testing.fuzzing import instrumented
 from cuda_ops.testing.fuzzing.calls import Finding, why_not
 from cuda_ops.testing.fuzzing.campaign import Campaign, Result
+from cuda_ops.testing.fuzzing.judge import Judge
 from cuda_ops.testing.subject import Origin, find
 
 _NO_ATHERIS = (
     'fuzz needs atheris: pip install "cuda_ops[fuzz]"; without it, --by-chance draws calls by '
     "chance"
 )
+#: The exit statuses of one call that was judged; any other outcome says nothing of the operator.
+_STATUSES = {"returned": 0, "refused": 0, "finding": 1}
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -33,7 +35,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "fuzz", parents=[common], help="call operators with wrong arguments until one breaks"
     )
     parser.add_argument("ops", nargs="*", metavar="OP")
-    parser.add_argument("--minutes", type=_minutes, default=1.0, help="how long (default: 1)")
+    parser.add_argument("--minutes", type=above_zero, default=1.0, help="how long (default: 1)")
     parser.add_argument("--corpus", type=Path, metavar="DIR",
                         help="keep the inputs that show something new")  # fmt: skip
     parser.add_argument("--jobs", type=at_least(1), default=1, help="processes at a time")
@@ -47,20 +49,12 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_run)
 
 
-def _minutes(text: str) -> float:
-    try:
-        minutes = float(text)
-    except ValueError:
-        minutes = math.nan
-    if not 0 < minutes < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
-    return minutes
-
-
 def _run(arguments: argparse.Namespace) -> int:
     origin = Origin(tuple(arguments.root), arguments.file)
     if arguments.again:
-        names: Sequence[str] = _names([arguments.again.partition(": ")[0]])
+        key = arguments.again.strip().partition(": ")[0]
+        names: Sequence[str] = _names([key])
+        Judge(find(key)).parsed(arguments.again)  # refuses it here, not in a process of its own
     else:
         names = _names(arguments.ops)
     has_atheris = importlib.util.find_spec("atheris") is not None
@@ -68,8 +62,10 @@ def _run(arguments: argparse.Namespace) -> int:
         raise CudaOpsError(_NO_ATHERIS)
     engine = "chance" if arguments.by_chance else "atheris"
     built = instrumented.build(_pairs(names), origin) if arguments.instrument else None
-    if arguments.json:
-        arguments.json.touch()  # what cannot be written must not cost a run
+    if arguments.json:  # what cannot be written must not cost a run
+        if arguments.json.is_dir():
+            raise CudaOpsError(f"--json {arguments.json}: expected a file, got a folder")
+        arguments.json.touch()
     with tempfile.TemporaryDirectory(prefix="cuda_ops-fuzz-") as folder:
         corpus = arguments.corpus or Path(folder)
         corpus.mkdir(parents=True, exist_ok=True)
@@ -77,11 +73,11 @@ def _run(arguments: argparse.Namespace) -> int:
         if arguments.again:
             found = campaign.again(arguments.again)
             print(f"{found.form}: {found.text}" if found.text else found.form)
-            return int(found.form == "finding")
+            return _STATUSES.get(found.form, 2)
         result = _together(campaign, arguments)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result.as_json(), indent=2) + "\n")
-    print(result.summary)
+    print(result.summary, flush=True)
+    if arguments.json:  # last: a disk may be full
+        cache.write(arguments.json, json.dumps(result.as_json(), indent=2) + "\n", mode=None)
     return INTERRUPTED if campaign.stop.is_set() else int(bool(result.findings))
 
 

@@ -112,17 +112,10 @@ class Judge:
         Raises:
             ValueError: the line is no call of the operator.
         """
-        expression = line.strip().removeprefix(f"{self.op.key}: ")
-        try:
-            tree = ast.parse(expression, mode="eval").body
-        except SyntaxError:
-            tree = None
-        found = self._call.search(expression)
-        if found is None or not isinstance(tree, ast.Call):
-            raise ValueError(f"{line!r}: expected {self.op.key}: and a call of it")
-        if self.op.is_composite and ("freed(" in expression or "shrunk(" in expression):
+        tree, name = self.parsed(line)
+        if self.op.is_composite and ("freed(" in line or "shrunk(" in line):
             return Verdict("unmade", "torch's own functions read memory that is not there")
-        function = self._function(found[0])
+        function = self._function(name)
         scope = dict(self._scope)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -144,6 +137,22 @@ class Judge:
             if changed:
                 return Verdict("finding", f"it leaves torch changed: {', '.join(changed)}")
             return verdict
+
+    def parsed(self, line: str) -> tuple[ast.Call, str]:
+        """Returns the tree of a call as it prints, and what it calls the operator by.
+
+        Raises:
+            ValueError: the line is no call of the operator.
+        """
+        expression = line.strip().removeprefix(f"{self.op.key}: ")
+        try:
+            tree = ast.parse(expression, mode="eval").body
+        except (SyntaxError, ValueError):  # the latter for a null byte, before Python 3.12
+            tree = None
+        found = self._call.search(expression)
+        if found is None or not isinstance(tree, ast.Call):
+            raise ValueError(f"{line!r}: expected {self.op.key}: and a call of it")
+        return tree, found[0]
 
     def _function(self, text: str) -> Callable[..., Any]:
         function: Any = torch.ops

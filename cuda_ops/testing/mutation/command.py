@@ -18,7 +18,7 @@ from cuda_ops.build.compiling import visible_archs
 from cuda_ops.build.discovery import BUILTIN_ROOT, Pair
 from cuda_ops.build.source_text import Kind
 from cuda_ops.names import unknown
-from cuda_ops.output import INTERRUPTED, at_least
+from cuda_ops.output import INTERRUPTED, above_zero, at_least, lines_of
 from cuda_ops.registry import registry
 from cuda_ops.testing.checks import by_name
 from cuda_ops.testing.mutation import ledger, report, result
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1,
         help="faults at a time, spread over the visible GPUs",
     )
-    add("--minutes", type=float, metavar="M", help="stop after M minutes")
+    add("--minutes", type=above_zero, metavar="M", help="stop after M minutes")
     add("--check", action="append", metavar="CHECK", help="run this check alone; repeatable")
     add("--profile", choices=PROFILES, default="quick", help="how much the checks draw")
     add(
@@ -90,20 +90,21 @@ def run(arguments: argparse.Namespace) -> int:
     beside = root.parent if root == BUILTIN_ROOT.resolve() else root
     every = [m for m in every_mutant(pairs.values()) if m.kind in (arguments.kind or (m.kind,))]
     plan = _shard(chosen(every, arguments.limit, arguments.seed), arguments.shard)
+    places = (root / ledger.NAME, beside / "tests" / ledger.NAME)
+    book = arguments.ledger or next((path for path in places if path.is_file()), None)
+    # Read before the list too: a wrong option is no less wrong there.
+    entries = ledger.read(book) if book else []
+    tests = _read_tests(arguments.tests) if arguments.tests else ()
+    checks = tuple(by_name(name).name for name in arguments.check or ())
     if arguments.list:
         for mutant in plan:
             print(mutant)
         print(f"{len(plan)} of {len(every)} faults")
         return 0
-    places = (root / ledger.NAME, beside / "tests" / ledger.NAME)
-    book = arguments.ledger or next((path for path in places if path.is_file()), None)
-    entries = ledger.read(book) if book else []
     has_gpu = torch.cuda.is_available()
     devices = tuple(arguments.device or ("cpu", *(["cuda"] if has_gpu else [])))
     if "cuda" in devices and not has_gpu:
         raise ValueError("--device cuda: expected a visible GPU, got none")
-    tests = _read_tests(arguments.tests) if arguments.tests else ()
-    checks = tuple(by_name(name).name for name in arguments.check or ())
     settings = Settings(visible_archs(), devices, arguments.profile, checks, tests)
     progress = _Run(plan, pairs, settings, arguments.json, arguments.again)
     seconds = None if arguments.minutes is None else 60 * arguments.minutes
@@ -218,7 +219,7 @@ def _read_tests(path: Path) -> tuple[tuple[str, str], ...]:
         ValueError: a line of another form.
     """
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(lines_of(path), 1):
         if not line.strip() or line.startswith("#"):
             continue
         pattern, bar, words = map(str.strip, line.partition("|"))

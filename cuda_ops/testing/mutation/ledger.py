@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from cuda_ops.output import lines_of
 from cuda_ops.testing.mutation.plan import Mutant
 from cuda_ops.testing.mutation.result import Result
 
@@ -43,7 +44,7 @@ def read(path: Path) -> list[Explained]:
     """
     entries: list[Explained] = []
     fields: list[str] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(lines_of(path), 1):
         if not line.strip() or line.startswith("#"):
             continue
         mark = ("", "- ", "+ ", "= ")[len(fields)]
