@@ -200,6 +200,7 @@ def reload(*names: str) -> list[Row]:
         A row for each operator, as in the table of ``compile_dev.py``.
 
     Raises:
+        TypeError: a name is no str.
         CudaOpsError: the first of the operators that failed; all others are
             reloaded, and the failed one still runs its old code.
 
@@ -207,6 +208,10 @@ def reload(*names: str) -> list[Row]:
 
         cuda_ops.dev.reload("silu")
     """
+    given: Any
+    for given in names:
+        if not isinstance(given, str):
+            raise TypeError(f"reload: argument 'names': expected a name, got {given!r}")
     used = [k for k in registry().rescan() if registry().library_of(k) or k in registry().failures]
     debugged = [key for key in used if cache.is_debug(registry().library_of(key))]
     rows = compile_ops(names or used, debug=debugged) if names or used else []

@@ -145,6 +145,12 @@ def test_reload_raises_what_went_wrong_and_the_old_code_serves(scratch_op: Scrat
         reload("no_such_op")
 
 
+@pytest.mark.parametrize("name", [None, ("silu",)])
+def test_what_is_no_name_is_not_reloaded(name: Any) -> None:
+    with pytest.raises(TypeError, match=r"^reload: argument 'names': expected a name, got "):
+        reload(name)
+
+
 @pytest.mark.slow
 def test_compile_commands_name_every_source(scratch_op: ScratchOp) -> None:
     scratch_op.write("v")

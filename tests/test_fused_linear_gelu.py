@@ -196,6 +196,13 @@ def test_gradients_of_biases_for_each_row_and_of_nothing(
     )
 
 
+def test_a_flag_that_is_no_bool_is_refused() -> None:
+    keep: Any = "no"
+    text = "fused_linear_gelu: argument 'save_preactivation': expected a bool, got str"
+    with pytest.raises(RuntimeError, match=text):
+        cuda_ops.fused_linear_gelu(torch.ones(2, 4), torch.ones(3, 4), save_preactivation=keep)
+
+
 @either
 def test_compiled(keep: bool) -> None:
     inputs = tensors("cpu", torch.float32, 3, 8, 4)

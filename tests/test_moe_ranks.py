@@ -593,3 +593,18 @@ def test_a_group_is_a_group(group: Any) -> None:
             torch.ones(1, 2), torch.ones(1, 1), torch.ones(1, 2, 2), torch.ones(1, 2, 1), 1,
             group=group,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (([], [], 1, 8), "argument 'tokens': expected a number for each rank, got none"),
+        (([1, 2], [1], 1, 8), "argument 'experts': expected a number for each of 2 ranks, got 1"),
+        (([1], [1], 2, 8), "argument 'top_k': expected at most 1, the experts of all ranks, got 2"),
+        (([1], [-1], 1, 8), "argument 'experts': expected an int of 0 or more, got -1"),
+        (([1], [1], 1, 2.5), "argument 'row_bytes': expected an int of 0 or more, got 2.5"),
+    ],
+)
+def test_a_way_of_no_ranks_or_experts_is_refused(given: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=f"way: {text}"):
+        way(*given)

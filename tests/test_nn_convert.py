@@ -176,6 +176,10 @@ def test_another_argument_is_refused() -> None:
     text = r"^cuda_ops\.nn\.convert: argument 'model': expected a torch\.nn\.Module, got funct"
     with pytest.raises(TypeError, match=text):
         convert(lambda x: x)
+    for flag in ("fuse", "dropout"):
+        text = rf"^cuda_ops\.nn\.convert: argument '{flag}': expected True or False, got 'no'"
+        with pytest.raises(TypeError, match=text):
+            convert(theirs.SiLU(), **{flag: "no"})
 
 
 @pytest.mark.parametrize("group", [1, "a"])

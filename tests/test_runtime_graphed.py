@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import pickle
 import threading
 import types
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -298,6 +300,64 @@ def test_without_a_gpu_it_is_the_function(monkeypatch: pytest.MonkeyPatch) -> No
     for _ in range(4):
         add(x, y=2).sum().backward()
     assert x.grad.tolist() == [4, 4]
+
+
+class Scaled:
+    """Has a method that becomes graphs."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    @graphed(warmup=1)
+    def times(self, x: torch.Tensor) -> torch.Tensor:
+        return self.factor * x
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_method_has_graphs_for_each_object() -> None:
+    two, three, x = Scaled(2), Scaled(3), torch.ones(1)
+    for _ in range(3):
+        assert two.times(x).item() == 2
+        assert three.times(x=x).item() == 3
+    assert Scaled.times.graphs == two.times.graphs == 2
+    Scaled.times.reset()
+
+
+def test_a_method_of_a_module_is_refused() -> None:
+    class Net(torch.nn.Module):
+        @graphed
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    with pytest.raises(TypeError, match=r"graphed: .*forward: .* got one of Net; call graphed"):
+        Net()(torch.ones(1))
+
+
+def test_a_callable_that_is_no_method_stays_none() -> None:
+    class Holder:
+        relu = graphed(torch.nn.ReLU())
+
+    assert Holder().relu(torch.tensor([-1.0])).item() == 0
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_copy_begins_without_graphs() -> None:
+    linear = graphed(torch.nn.Linear(2, 2), warmup=1, most=3, fallback=True)
+    x = torch.ones(1, 2)
+    for _ in range(2):
+        expected = linear(x)
+    for copied in (deepcopy(linear), pickle.loads(pickle.dumps(linear))):
+        assert (linear.graphs, copied.graphs) == (1, 0)
+        assert torch.equal(copied(x), expected)
+        assert copied._function is not linear._function
+        assert (copied._warmup, copied._most, copied._fallback) == (1, 3, True)
+
+
+@pytest.mark.parametrize("flag", ["views", "fallback"])
+def test_a_flag_that_is_no_bool_is_refused(flag: str) -> None:
+    expected = f"graphed: argument '{flag}': expected True or False, got 'no'"
+    with pytest.raises(TypeError, match=expected):
+        graphed(abs, **{flag: "no"})
 
 
 @pytest.mark.parametrize(("options", "text"), [

@@ -208,9 +208,14 @@ def test_operators_are_a_table_and_part_of_the_report() -> None:
 
 
 def test_two_profilers_at_once_are_refused() -> None:
-    refused = pytest.raises(RuntimeError, match="profiler runs already")
+    refused = pytest.raises(RuntimeError, match="memory_by_operator: expected no other trace")
     with memory_by_operator(), refused, memory_by_operator():
         pass
+    with memory_by_operator() as found:
+        with refused, torch.profiler.profile(acc_events=True):
+            pytest.fail("the block ran")
+        torch.ones(1000)
+    assert found["aten::ones"].calls == 1
 
 
 # --- the report ---------------------------------------------------------------------

@@ -110,6 +110,20 @@ def test_an_exception_names_the_stage_and_comes_in_its_place() -> None:
     assert left() == []
 
 
+def test_an_exception_whose_text_raises_names_the_stage() -> None:
+    class SilentError(Exception):
+        def __str__(self) -> str:
+            raise KeyError("text")
+
+    def fails(x: int) -> int:
+        raise SilentError
+
+    expected = "stage fails, item 0: SilentError: its text raises KeyError"
+    with pytest.raises(StageError, match=expected) as raised:
+        list(pipeline({"fails": fails}, [1], device="cpu"))
+    assert isinstance(raised.value.__cause__, SilentError)
+
+
 def test_an_exception_of_the_inputs_comes_as_it_is() -> None:
     def inputs() -> Iterator[int]:
         yield 1

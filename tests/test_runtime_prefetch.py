@@ -426,6 +426,51 @@ def test_trees_keep_their_types() -> None:
     assert mapped["example"].name == "n"
 
 
+class Labeled(list):  # type: ignore[type-arg]
+    """A list whose constructor takes something else."""
+
+    def __init__(self, label: str, *items: Any) -> None:
+        super().__init__(items)
+        self.label = label
+
+
+class Point(tuple):  # type: ignore[type-arg]
+    """A tuple whose constructor takes something else."""
+
+    label: str
+
+    def __new__(cls, x: Any, *, label: str) -> Point:
+        made = super().__new__(cls, (x, 2 * x))
+        made.label = label
+        return made
+
+
+class Deeper(Pair):
+    """A named tuple with a constructor of its own."""
+
+    def __new__(cls, x: Any) -> Deeper:
+        return super().__new__(cls, x, "other")
+
+
+def test_constructors_of_subclasses_are_not_called() -> None:
+    x = torch.ones(1)
+    batch = {"list": Labeled("a", x, 3), "point": Point(x, label="b"), "pair": Deeper(x)}
+    (moved,) = prefetch([[batch, x.shape]], "cpu")
+    found: dict[str, Any] = moved[0]
+    assert [type(one) for one in found.values()] == [Labeled, Point, Deeper]
+    assert found["list"] == [x, 3] and found["list"].label == "a"
+    assert found["point"] == (x, 2 * x) and found["point"].label == "b"
+    assert found["pair"] == (x, "other")
+    assert found["list"] is not batch["list"] and moved[1] == (1,)
+
+
+def test_a_batch_that_holds_itself_is_refused() -> None:
+    batch: list[Any] = [torch.ones(1)]
+    batch.append(batch)
+    with pytest.raises(ValueError, match=r"^prefetch: a batch: expected .* that holds itself"):
+        list(prefetch([batch], "cpu"))
+
+
 def test_packed_sequences_keep_their_batch_sizes() -> None:
     packed = pack_sequence([torch.ones(3), torch.ones(2)])
     mapped = map_tensors(lambda one: one * 2, packed)

@@ -184,6 +184,7 @@ def test_time_is_limited_and_narrow_intervals_end_it_early(
             "argument 'functions': expected a mapping .* list",
         ),
         (lambda: Timer({"f": 3}), TypeError, "expected something to call for 'f', got int"),
+        (lambda: Timer({1: abs}), TypeError, "Timer: argument 'functions': expected a str .* 1$"),
         (lambda: Timer({"f": torch.relu}, X), TypeError, "argument 'args': .* got Tensor"),
         (
             lambda: Timer({"f": torch.relu}, (X.to_sparse(),)),

@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,21 @@ def test_a_trace_has_our_operators_and_their_gradients(tmp_path: Path, name: str
     assert rows["cuda_ops::silu"].is_ours and not rows["aten::sum"].is_ours
     assert rows["cuda_ops::silu"].cpu_seconds >= rows["cuda_ops::silu"].own_cpu_seconds > 0
     assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_a_link_is_followed_and_a_pipe_is_written(tmp_path: Path) -> None:
+    link, pipe = tmp_path / "link.json", tmp_path / "pipe.json.gz"
+    link.symlink_to("target.json")
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(pipe.read_bytes)
+        for path in (link, pipe):
+            with trace(path):
+                torch.ones(3).sin()
+        packed = read.result(timeout=10)
+    assert link.is_symlink() and pipe.is_fifo()
+    for data in ((tmp_path / "target.json").read_bytes(), gzip.decompress(packed)):
+        assert "aten::sin" in {event.get("name") for event in json.loads(data)["traceEvents"]}
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -119,6 +136,43 @@ def test_traces_are_not_nested() -> None:
     refused = pytest.raises(RuntimeError, match="or profiler of torch to be running")
     with torch.profiler.profile(acc_events=True), refused, trace():
         pytest.fail("the block ran")
+
+
+def test_another_number_of_rows_is_refused() -> None:
+    with trace() as traced:
+        pass
+    top: Any
+    for top in ("a", 2.5, -1):
+        with pytest.raises(ValueError, match=r"^Trace\.table: argument 'top': expected an int of"):
+            traced.table(top)
+
+
+def _legacy_profiler() -> None:
+    with torch.autograd.profiler.profile():
+        torch.ones(3).sin()
+
+
+def _profiler() -> None:
+    with torch.profiler.profile(acc_events=True):
+        torch.ones(3).sin()
+
+
+def _profiler_of_another_thread() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(_profiler).result()
+
+
+@pytest.mark.parametrize("start", [_profiler, _legacy_profiler, _profiler_of_another_thread])
+def test_a_profiler_that_starts_in_the_block_is_refused(start: Callable[[], None]) -> None:
+    # torch would give it the profiler of the trace, and end the process where that is read.
+    expected = "trace: expected no other trace or profiler of torch to start in its block, got one"
+    with trace() as traced:
+        with pytest.raises(RuntimeError, match=expected):
+            start()
+        torch.ones(3).exp()
+    names = {row.name for row in traced.operators}
+    assert "aten::exp" in names and "aten::sin" not in names
+    start()  # it is torch's again
 
 
 def test_a_trace_is_read_after_its_block() -> None:
@@ -232,6 +286,9 @@ print("arguments", sys.argv[1:], __name__)
 cuda_ops.silu(torch.ones(4, requires_grad=True)).sum().backward()
 if "raise" in sys.argv:
     raise ValueError("of the script")
+if "profile" in sys.argv:
+    with torch.profiler.profile():
+        pass
 if "exit" in sys.argv:
     sys.exit(7)
 if "text" in sys.argv:
@@ -251,6 +308,7 @@ def script(tmp_path: Path) -> Path:
     [
         ("fine", 0, ""),
         ("raise", 1, "ValueError: of the script\n"),
+        ("profile", 1, "RuntimeError: trace: expected no other trace or profiler of torch"),
         ("exit", 7, ""),
         ("text", 1, "a last word\n"),
     ],

@@ -450,6 +450,7 @@ def test_a_tensor_that_escaped_from_vmap_is_refused_by_name() -> None:
     ("op", "arguments", "message"),
     [
         ("dropout", (torch.ones(4), 0.5, None), "'training': expected a bool, got None"),
+        ("dropout", (torch.ones(4), 0.5, "no"), "'training': expected a bool, got str"),
         ("dropout", (torch.ones(4), -1.0, False), "'p': expected from 0 to 1, got -1.0"),
         ("cumulative_sum", (torch.ones(4), 0, None), "'reverse': expected a bool, got None"),
         ("bitonic_topk", (torch.ones(4), 1, 0, None), "'largest': expected a bool, got None"),
@@ -457,7 +458,7 @@ def test_a_tensor_that_escaped_from_vmap_is_refused_by_name() -> None:
         ("cumulative_sum", (torch.ones(4), 10**400), "'dim': .* of 64 bits, got 1329 bits"),
         ("rms_norm", (torch.ones(4), torch.ones(4), 10**400), "'eps': expected a number that a f"),
     ],
-    ids=["training", "p", "reverse", "largest", "int", "longer", "number"],
+    ids=["training", "no training", "p", "reverse", "largest", "int", "longer", "number"],
 )
 def test_a_flag_that_is_none_and_a_number_too_large_are_named(
     op: str, arguments: tuple[Any, ...], message: str

@@ -181,6 +181,12 @@ def check_dtype(
         refuse(op, argument, f"dtype {dtypes_text(allowed)}", dtype_name(dtype))
 
 
+def check_flag(op: OpSpec, argument: str, given: object) -> None:
+    """Refuses what is no bool as the argument of a public function that Python reads itself."""
+    if not isinstance(given, bool):
+        refuse(op, argument, "a bool", "None" if given is None else type(given).__name__)
+
+
 def bind_dims(op: OpSpec, argument: str, group: Group, shape: Dims, bound: dict[str, Any]) -> None:
     """Matches the last dims of ``shape`` with core dims, adding those not yet in ``bound``."""
     dims, listed = group.core, dims_text(group)

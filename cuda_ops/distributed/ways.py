@@ -6,6 +6,8 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, NoReturn
 
 #: Bytes a second of one direction of NVLink of an H100 or H200, as NVIDIA states it.
 WIRE = 450e9
@@ -53,6 +55,10 @@ def way(tokens: Sequence[int], experts: Sequence[int], top_k: int, row_bytes: in
         top_k: experts of a token.
         row_bytes: those of a token's row: H times the bytes of a number.
 
+    Raises:
+        ValueError: there is no rank, the lists are of different lengths, a number is no int of 0 or
+            more, or there are fewer experts than a token has.
+
     Example:
         >>> print(way([64, 64], [64, 64], top_k=8, row_bytes=4096).name)
         gather
@@ -62,6 +68,7 @@ def way(tokens: Sequence[int], experts: Sequence[int], top_k: int, row_bytes: in
 
 @functools.lru_cache(maxsize=1024)
 def _way(tokens: tuple[int, ...], experts: tuple[int, ...], top_k: int, row_bytes: int) -> Way:
+    _check(tokens, experts, top_k, row_bytes)
     total, ranks = sum(experts), len(tokens)
     gather = (ranks - 1) * max(tokens) * row_bytes
     meets = [1 - math.comb(total - n, top_k) / math.comb(total, top_k) for n in experts]
@@ -75,3 +82,26 @@ def _way(tokens: tuple[int, ...], experts: tuple[int, ...], top_k: int, row_byte
     name = "dispatch" if 2 * (gather - dispatch) / WIRE > _WAIT else "gather"
     chunks = min(_MOST_CHUNKS, max(1, int(gather / WIRE / _CHUNK)))
     return Way(name, gather, dispatch, chunks)
+
+
+def _check(tokens: tuple[int, ...], experts: tuple[int, ...], top_k: int, row_bytes: int) -> None:
+    if not tokens:
+        _refuse("tokens", "a number for each rank", "none")
+    if len(experts) != len(tokens):
+        _refuse("experts", f"a number for each of {len(tokens)} ranks", f"{len(experts)}")
+    given: dict[str, tuple[Any, ...]]
+    given = {"tokens": tokens, "experts": experts, "top_k": (top_k,), "row_bytes": (row_bytes,)}
+    for argument, numbers in given.items():
+        for number in numbers:
+            if not _is_int(number) or number < 0:
+                _refuse(argument, "an int of 0 or more", f"{number!r}")
+    if top_k > sum(experts):
+        _refuse("top_k", f"at most {sum(experts)}, the experts of all ranks", f"{top_k}")
+
+
+def _is_int(given: object) -> bool:
+    return isinstance(given, Integral) and not isinstance(given, bool)
+
+
+def _refuse(argument: str, expected: str, got: str) -> NoReturn:
+    raise ValueError(f"way: argument '{argument}': expected {expected}, got {got}")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from numbers import Integral
 from typing import Any, NoReturn, TypeGuard
 
 import torch
+
+from cuda_ops.runtime.arguments import is_number
 
 #: Operators of torch's that modules stand in for, each with a device on which autocast runs it in
 #: float32. It does that to more of them on a GPU than on a CPU.
@@ -84,6 +88,30 @@ def must_be_int(
     if not is_int(given) or given < least or (most is not None and given > most):
         end = "on" if most is None else f"to {most}"
         refuse(module, argument, f"an int from {least} {end}", given)
+
+
+def must_be_number(module: str, argument: str, given: Any, most: float = math.inf) -> None:
+    """Refuses an argument of a constructor that is no number from 0 to ``most``, or is infinite."""
+    if not is_number(given) or not 0 <= given <= most or math.isinf(given):
+        expected = "a number of 0 or more" if most == math.inf else f"a number from 0 to {most:g}"
+        refuse(module, argument, expected, given)
+
+
+def must_be_bool(module: str, argument: str, given: object) -> None:
+    """Refuses an argument of a constructor that is no bool, most of which would count as True."""
+    if not isinstance(given, bool):
+        refuse(module, argument, "a bool", given)
+
+
+def must_be_shape(module: str, argument: str, given: Any) -> None:
+    """Refuses an argument of a constructor that is neither a size nor a sequence of sizes."""
+    sizes = (given,) if is_int(given) else given
+    if (
+        not isinstance(sizes, Sequence)
+        or isinstance(sizes, str)
+        or not all(is_int(size) and size >= 0 for size in sizes)
+    ):
+        refuse(module, argument, "an int from 0 on, or a tuple of them", given)
 
 
 def refuse_in_place(module: str, inplace: bool) -> None:

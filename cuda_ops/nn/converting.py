@@ -23,6 +23,7 @@ from cuda_ops.nn.linear import FusedLinearGELU
 from cuda_ops.nn.loss import CrossEntropyLoss
 from cuda_ops.nn.norms import LayerNorm, RMSNorm
 from cuda_ops.ops._moe_checks import FLOATING
+from cuda_ops.runtime.arguments import check_flag
 
 
 def convert(
@@ -52,8 +53,8 @@ def convert(
 
     Returns: a report, whose ``replaced`` and ``left`` are texts by the names of modules; ``print``
     shows a line for all that are alike.
-    Errors: TypeError for a model that is not a module; RuntimeError for a group that is none, which
-    is said before anything is changed.
+    Errors: TypeError for a model that is not a module, or a fuse or dropout that is no bool;
+    RuntimeError for a group that is none; all are said before anything is changed.
 
     Example:
     >>> model = torch.nn.Sequential(
@@ -66,6 +67,8 @@ def convert(
     'LayerNorm -> cuda_ops.nn.LayerNorm'
     """
     models.check_call("cuda_ops.nn.convert", model, group)
+    check_flag("cuda_ops.nn.convert", "fuse", fuse)
+    check_flag("cuda_ops.nn.convert", "dropout", dropout)
     work = _Work(dropout)
     work.convert_blocks(model, group)
     if fuse:

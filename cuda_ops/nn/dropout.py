@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import cuda_ops
-from cuda_ops.nn._like_torch import refuse_in_place
+from cuda_ops.nn._like_torch import must_be_number, refuse_in_place
 
 
 class Dropout(torch.nn.Dropout):
@@ -33,6 +33,7 @@ class Dropout(torch.nn.Dropout):
 
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         refuse_in_place("Dropout", inplace)
+        must_be_number("Dropout", "p", p, 1)
         super().__init__(p)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

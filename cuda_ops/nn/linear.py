@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 import cuda_ops
+from cuda_ops.nn._like_torch import must_be_bool, must_be_int
 
 
 class FusedLinearGELU(torch.nn.Linear):
@@ -27,7 +28,8 @@ class FusedLinearGELU(torch.nn.Linear):
         save_preactivation: keep what goes into gelu for the gradient, as much memory as the result;
             otherwise the gradient multiplies once more.
 
-    Errors: RuntimeError for any other dtype, mixed dtypes or devices, or another size than I.
+    Errors: ValueError for a size that is no int, or a save_preactivation that is no bool;
+    RuntimeError for any other dtype, mixed dtypes or devices, or another size than I.
     Formula: gelu(x @ weight^T + bias) in its tanh approximation, Hendrycks and Gimpel,
     https://arxiv.org/abs/1606.08415.
 
@@ -54,6 +56,9 @@ class FusedLinearGELU(torch.nn.Linear):
         *,
         save_preactivation: bool = False,
     ) -> None:
+        must_be_int("FusedLinearGELU", "in_features", in_features, 0)
+        must_be_int("FusedLinearGELU", "out_features", out_features, 0)
+        must_be_bool("FusedLinearGELU", "save_preactivation", save_preactivation)
         super().__init__(in_features, out_features, bias, device, dtype)
         self.save_preactivation = save_preactivation
 

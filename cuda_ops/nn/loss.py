@@ -7,7 +7,19 @@ from typing import Any
 import torch
 
 import cuda_ops
-from cuda_ops.nn._like_torch import kind_of, must_be_tensor, refuse, refuse_call, widened
+from cuda_ops.derive.checks import names_text
+from cuda_ops.nn._like_torch import (
+    is_int,
+    kind_of,
+    must_be_bool,
+    must_be_number,
+    must_be_tensor,
+    refuse,
+    refuse_call,
+    widened,
+)
+
+_REDUCTIONS = ("mean", "sum", "none")
 
 
 class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
@@ -31,9 +43,9 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         label_smoothing: from 0 to 1.
         overwrite_logits: write the gradient over the logits, one tensor of their size less.
 
-    Errors: ValueError for a weight; RuntimeError for probabilities in place of indices, other
-    dtypes or shapes, second derivatives, and on the CPU an index out of range. On a GPU the loss of
-    such a row is NaN.
+    Errors: ValueError for a weight, or any other argument of the constructor that is not as above;
+    RuntimeError for probabilities in place of indices, other dtypes or shapes, second derivatives,
+    and on the CPU an index out of range. On a GPU the loss of such a row is NaN.
     Formula: that of cuda_ops.softmax_cross_entropy.
 
     Example:
@@ -58,6 +70,12 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         if weight is not None:
             expected = "None, since the operator has no factors of classes"
             refuse("CrossEntropyLoss", "weight", expected, weight)
+        if not is_int(ignore_index):
+            refuse("CrossEntropyLoss", "ignore_index", "an int", ignore_index)
+        if reduction not in _REDUCTIONS:
+            refuse("CrossEntropyLoss", "reduction", names_text(_REDUCTIONS), reduction)
+        must_be_number("CrossEntropyLoss", "label_smoothing", label_smoothing, 1)
+        must_be_bool("CrossEntropyLoss", "overwrite_logits", overwrite_logits)
         super().__init__(None, size_average, ignore_index, reduce, reduction, label_smoothing)
         self.overwrite_logits = overwrite_logits
 

@@ -8,7 +8,13 @@ import torch
 
 import cuda_ops
 from cuda_ops.derive.checks import dtype_name
-from cuda_ops.nn._like_torch import must_be_int, must_be_tensor, refuse, refuse_call
+from cuda_ops.nn._like_torch import (
+    must_be_bool,
+    must_be_int,
+    must_be_tensor,
+    refuse,
+    refuse_call,
+)
 from cuda_ops.ops import _moe
 from cuda_ops.ops._moe_checks import MOST_CHOSEN, MOST_EXPERTS
 
@@ -109,7 +115,7 @@ class MoE(torch.nn.Module):
         device, dtype: of the parameters.
 
     Errors: ValueError for a top_k or num_experts out of range, a size that is no int, any other
-    scoring, or an expert_bias that is no bool; RuntimeError as for cuda_ops.moe.
+    scoring, or a renormalize or expert_bias that is no bool; RuntimeError as for cuda_ops.moe.
     Formula: Shazeer et al., https://arxiv.org/abs/1701.06538, with the SwiGLU experts of Shazeer,
     https://arxiv.org/abs/2002.05202.
 
@@ -142,6 +148,7 @@ class MoE(torch.nn.Module):
         if not isinstance(given, bool):
             expected = "a bool, whether the module makes a buffer for one"
             refuse("MoE", "expert_bias", expected, expert_bias)
+        must_be_bool("MoE", "renormalize", renormalize)
         _moe.scoring_code("nn.MoE", scoring)
         self.top_k, self.renormalize, self.scoring = top_k, renormalize, scoring
         self.gate = torch.nn.Linear(hidden_size, num_experts, False, device, dtype)

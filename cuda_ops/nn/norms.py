@@ -8,7 +8,15 @@ import torch
 
 import cuda_ops
 from cuda_ops.derive.checks import dtype_name, dtypes_text
-from cuda_ops.nn._like_torch import must_be_tensor, refuse, refuse_call, widened
+from cuda_ops.nn._like_torch import (
+    must_be_bool,
+    must_be_number,
+    must_be_shape,
+    must_be_tensor,
+    refuse,
+    refuse_call,
+    widened,
+)
 from cuda_ops.ops._moe_checks import FLOATING
 
 
@@ -32,13 +40,27 @@ class LayerNorm(torch.nn.LayerNorm):
         bias: False leaves out the bias.
         device, dtype: of the parameters.
 
-    Errors: RuntimeError for any other dtype or shape.
+    Errors: ValueError for a normalized_shape that is no size, or an eps that is no number of 0 or
+    more; RuntimeError for any other dtype or shape.
     Formula: Ba, Kiros and Hinton, https://arxiv.org/abs/1607.06450.
 
     Example:
     >>> cuda_ops.nn.LayerNorm(2)(torch.tensor([[1.0, 3.0]])).detach()
     tensor([[-1.0000,  1.0000]])
     """
+
+    def __init__(
+        self,
+        normalized_shape: Any,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        must_be_shape("LayerNorm", "normalized_shape", normalized_shape)
+        must_be_number("LayerNorm", "eps", eps)
+        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         must_be_tensor(self, "input", input)
@@ -70,13 +92,25 @@ class RMSNorm(torch.nn.RMSNorm):
         elementwise_affine: False leaves out the weight.
         device, dtype: of the weight.
 
-    Errors: RuntimeError for any other dtype or shape.
+    Errors: ValueError for a normalized_shape that is no size, or an eps that is no number of 0 or
+    more; RuntimeError for any other dtype or shape.
     Formula: Zhang and Sennrich, https://arxiv.org/abs/1910.07467.
 
     Example:
     >>> cuda_ops.nn.RMSNorm(2, elementwise_affine=False)(torch.tensor([[3.0, 4.0]]))
     tensor([[0.8485, 1.1314]])
     """
+
+    def __init__(
+        self,
+        normalized_shape: Any,
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        _check_rms("RMSNorm", normalized_shape, eps)
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns x over the root of its mean square, times the weight."""
@@ -103,8 +137,9 @@ class AddRMSNorm(torch.nn.RMSNorm):
             :func:`cuda_ops.add_rms_norm_`. It has no gradient: call it under torch.no_grad() or
             inference_mode.
 
-    Errors: ValueError for a normalized_shape of several dims; RuntimeError for any other dtype or
-    shape, and with inplace where a gradient is wanted.
+    Errors: ValueError for a normalized_shape that is no size or of several dims, an eps that is no
+    number of 0 or more, or an inplace that is no bool; RuntimeError for any other dtype or shape,
+    and with inplace where a gradient is wanted.
     Formula: residual += x; x = rms_norm(residual), as fused_add_rms_norm of vLLM.
 
     Example:
@@ -123,6 +158,8 @@ class AddRMSNorm(torch.nn.RMSNorm):
         *,
         inplace: bool = False,
     ) -> None:
+        _check_rms("AddRMSNorm", normalized_shape, eps)
+        must_be_bool("AddRMSNorm", "inplace", inplace)
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
         if len(self.normalized_shape) != 1:
             refuse("AddRMSNorm", "normalized_shape", "one dim", self.normalized_shape)
@@ -162,6 +199,12 @@ class AddRMSNorm(torch.nn.RMSNorm):
     def extra_repr(self) -> str:
         """Returns what torch.nn.RMSNorm shows, and whether the results are written in place."""
         return f"{super().extra_repr()}, inplace={self.inplace}"
+
+
+def _check_rms(module: str, normalized_shape: Any, eps: Any) -> None:
+    must_be_shape(module, "normalized_shape", normalized_shape)
+    if eps is not None:
+        must_be_number(module, "eps", eps)
 
 
 def _rms_norm(norm: torch.nn.RMSNorm, x: torch.Tensor) -> torch.Tensor:

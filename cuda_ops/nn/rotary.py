@@ -14,6 +14,7 @@ from cuda_ops.derive.checks import dtypes_text
 from cuda_ops.nn._like_torch import (
     has_values,
     is_int,
+    must_be_bool,
     must_be_int,
     must_be_tensor,
     refuse,
@@ -86,6 +87,7 @@ class RotaryEmbedding(torch.nn.Module):
         must_be_int("RotaryEmbedding", "max_positions", max_positions, 1, _MOST_POSITIONS)
         if not _is_positive(base):
             refuse("RotaryEmbedding", "base", "a positive number", base)
+        must_be_bool("RotaryEmbedding", "interleaved", interleaved)
         if dtype not in FLOATING:
             refuse("RotaryEmbedding", "dtype", dtypes_text(FLOATING), dtype)
         self.dim, self.max_positions, self.base = dim, max_positions, base

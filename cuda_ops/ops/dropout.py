@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from cuda_ops.derive.checks import refuse
+from cuda_ops.derive.checks import check_flag, refuse
 from cuda_ops.derive.random import draw_key
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.spec import Autograd, BenchmarkCase, OpSpec, Peer
@@ -23,9 +23,7 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
     def dropout(
         x: torch.Tensor, p: float = 0.5, training: bool = True, *, key: torch.Tensor | None = None
     ) -> torch.Tensor:
-        given: Any = training
-        if given is None:
-            refuse(op, "training", "a bool", "None")
+        check_flag(op, "training", training)
         if not training:
             if not 0 <= p <= 1:
                 refuse(op, "p", "from 0 to 1", f"{p}")
@@ -51,8 +49,8 @@ Args:
         of that device draws them.
 
 Memory: the key. The gradient makes the same random numbers again, so no mask is stored.
-Errors: RuntimeError for an argument that is not a tensor, any other dtype or a p that is not from 0
-to 1.
+Errors: RuntimeError for an argument that is not a tensor, any other dtype, a p that is not from 0
+to 1, or a training that is no bool.
 Formula: the element with index i in the order of the dims is 0 if uniform(key, i) < p, with 24 bits
 of Philox4x32-10, also where x is infinite or NaN; Srivastava et al.,
 https://jmlr.org/papers/v15/srivastava14a.html. Neither the layout nor the device changes the mask

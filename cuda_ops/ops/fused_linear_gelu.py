@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from cuda_ops.derive.arguments import bind, tensor_arguments
-from cuda_ops.derive.checks import check_batch
+from cuda_ops.derive.checks import check_batch, check_flag
 from cuda_ops.derive.layout import as_rows, empty_outputs
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.registry import function
@@ -42,6 +42,7 @@ def cuda_ops_public(op: OpSpec) -> Callable[..., Any] | None:
         *,
         save_preactivation: bool = False,
     ) -> torch.Tensor:
+        check_flag(op, "save_preactivation", save_preactivation)
         wanted = any(t is not None and t.requires_grad for t in (x, weight, bias))
         if save_preactivation and wanted and torch.is_grad_enabled():
             out: torch.Tensor = op.siblings[KEEP].function(x, weight, bias)[0]
@@ -67,9 +68,9 @@ Args:
 
 Memory: on Hopper GPUs, during the call, copies of a 16-bit x or weight whose rows do not start at
 multiples of 16 bytes, if copying makes the call faster.
-Errors: RuntimeError for an argument that is not a tensor, different sizes of I or O, any other
-dtype, mixed dtypes or devices, or leading dims that do not broadcast or of which more than 16 are
-not 1.
+Errors: RuntimeError for an argument that is not a tensor, a save_preactivation that is no bool,
+different sizes of I or O, any other dtype, mixed dtypes or devices, or leading dims that do not
+broadcast or of which more than 16 are not 1.
 Formula: Hendrycks and Gimpel, https://arxiv.org/abs/1606.08415, section 2.
 
 Example:

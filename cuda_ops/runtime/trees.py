@@ -46,12 +46,33 @@ def map_tensors(change: Change, tree: Any) -> Any:
                 mapped[key] = map_tensors(change, value[key])
             return mapped
         if isinstance(value, (list, tuple)):
-            items = [map_tensors(change, item) for item in value]
-            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+            return _like(value, [map_tensors(change, item) for item in value])
         return value
 
-    # A packed sequence is a named tuple to pytree, which would change its sizes too.
-    return tree_map(leaf, tree, is_leaf=lambda value: isinstance(value, PackedSequence))
+    # Named tuples: pytree would call a constructor that a subclass may have changed, and change the
+    # sizes of a packed sequence too.
+    return tree_map(leaf, tree, is_leaf=_is_named_tuple)
+
+
+def _is_named_tuple(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
+def _like(value: list[Any] | tuple[Any, ...], items: list[Any]) -> Any:
+    """Returns a list or tuple of a subclass with other items, and does not call its constructor,
+    which may take anything.
+    """
+    if isinstance(value, list):
+        made = copy.copy(value)
+        made[:] = items
+        return made
+    try:
+        new = tuple.__new__(type(value), items)
+    except TypeError:  # a type of C's, such as torch.Size
+        return type(value)(items)
+    if hasattr(value, "__dict__"):
+        new.__dict__.update(value.__dict__)
+    return new
 
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:

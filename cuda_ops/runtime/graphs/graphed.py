@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import types
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from typing import Any, cast
 import torch
 
 from cuda_ops.errors import GraphError
-from cuda_ops.runtime.arguments import check_count
+from cuda_ops.runtime.arguments import check_count, check_flag
 from cuda_ops.runtime.devices import resolved
 from cuda_ops.runtime.graphs.calls import Call, Key, Training
 from cuda_ops.runtime.graphs.captures import Capture, Refusal
@@ -51,6 +52,10 @@ def graphed(
     taken. Within another capture or under ``torch.compile`` the function is called as it is, and
     on a machine without a GPU too. Operators that are reloaded are captured again.
 
+    A method is a function of its object, which is one of the other arguments and needs a hash: each
+    object has graphs of its own, which keep it and do not see attributes that change. For a method
+    of an ``nn.Module``, graph the module. A copy of what is returned begins without graphs.
+
     Args:
         function: takes and returns tensors of one GPU, in any nesting, and other values; with
             ``nn.Module`` its parameters must not be replaced. Without it, a decorator is returned.
@@ -62,7 +67,8 @@ def graphed(
             raising.
 
     Raises:
-        TypeError: ``function`` is not callable.
+        TypeError: ``function`` is not callable, or ``views`` or ``fallback`` is no bool; and where
+            the result is taken from an ``nn.Module`` as a method.
         ValueError: ``warmup`` or ``most`` is less than 1.
         GraphError: at a call: a kind cannot be captured, and why: an argument on a CPU, a wait for
             the GPU, results that change their shapes from call to call, and what CUDA refuses. A
@@ -75,6 +81,8 @@ def graphed(
     """
     check_count("graphed", "warmup", warmup)
     check_count("graphed", "most", most)
+    check_flag("graphed", "views", views)
+    check_flag("graphed", "fallback", fallback)
     if function is None:
         return functools.partial(graphed, warmup=warmup, most=most, views=views, fallback=fallback)
     if not callable(function):
@@ -127,6 +135,23 @@ class Graphed:
         self._in_turn: dict[torch.device, InTurn] = {}
         #: Calls that are on the stream of the captures, outside of the lock.
         self._warming = 0
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """Binds to an object where the function itself does, as a method."""
+        if instance is None or not hasattr(type(self._function), "__get__"):
+            return self
+        if isinstance(instance, torch.nn.Module):
+            # As an argument it has one hash in training and out of it.
+            raise TypeError(
+                f"graphed: {self._name}: expected a function, or a method of an object that is no "
+                f"nn.Module, got one of {type(instance).__name__}; call graphed(module) instead"
+            )
+        return types.MethodType(self, instance)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Graphs belong to this process and to the parameters at their places.
+        given = self._function, self._warmup, self._most, self._views, self._fallback
+        return type(self), given
 
     @property
     def graphs(self) -> int:

@@ -17,6 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from cuda_ops.output import size_text, table_lines
+from cuda_ops.runtime import profilers
 
 #: What the profiler calls an allocation.
 _MEMORY = "[memory]"
@@ -75,7 +76,7 @@ def memory_by_operator() -> Iterator[OperatorsUse]:
 
     Memory counts for the outermost operator, so that of a kernel's workspace is its operator's.
     Backward counts too. Seen are the thread that enters and those of autograd. torch has one
-    profiler at a time, so the block must not run inside another one.
+    profiler at a time, so the block must not run inside another one, nor start one.
 
     >>> with memory_by_operator() as found:
     ...     y = torch.ones(1000) + torch.ones(1000)
@@ -83,18 +84,17 @@ def memory_by_operator() -> Iterator[OperatorsUse]:
     (2, 8000, 4000)
 
     Raises:
-        RuntimeError: torch's profiler runs already.
+        RuntimeError: a trace or a profiler of torch is running already; in the block, where one
+            starts there, in another thread too.
     """
     found = OperatorsUse()
-    if torch._C._autograd._profiler_enabled():
-        raise RuntimeError(
-            "memory_by_operator: torch's profiler runs already, and there is one at a time"
-        )
+    profilers.check_free("memory_by_operator")
     # Without acc_events torch 2.10 and 2.11 warn of what several cycles would lose; this is one.
     profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
     profiler.start()
     try:
-        yield found
+        with profilers.kept("memory_by_operator"):
+            yield found
     finally:
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.synchronize()

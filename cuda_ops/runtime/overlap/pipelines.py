@@ -125,8 +125,15 @@ def _called(name: str, stage: Stage, item: Any, number: int) -> Any:
         return stage(item)
     except Exception as error:
         raise StageError(
-            f"pipeline: stage {name}, item {number}: {type(error).__name__}: {error}"
+            f"pipeline: stage {name}, item {number}: {type(error).__name__}: {_text(error)}"
         ) from error
+
+
+def _text(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception as raised:
+        return f"its text raises {type(raised).__name__}"
 
 
 class _Line:

@@ -61,7 +61,8 @@ def prefetch(
     Raises:
         TypeError: the loader is not iterable.
         ValueError: ``depth`` is no int of 1 or more, ``device`` is neither a CPU nor a GPU of this
-            machine, or a batch has a tensor that requires a gradient.
+            machine, or a batch has a tensor that requires a gradient or a container that holds
+            itself.
 
     Example:
         >>> batches = [(torch.ones(2), "a"), (torch.zeros(2), "b")]
@@ -111,7 +112,14 @@ def _moved(loader: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
 
 
 def _check(batch: Any) -> None:
-    for tensor in tensors_of(batch):
+    try:
+        tensors = tensors_of(batch)
+    except RecursionError:
+        raise ValueError(
+            "prefetch: a batch: expected containers with an end, got one that holds itself or is "
+            "nested too deep"
+        ) from None
+    for tensor in tensors:
         if tensor.requires_grad:
             raise ValueError(
                 "prefetch: a batch: expected tensors of data, got one of shape "

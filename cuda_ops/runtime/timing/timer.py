@@ -68,6 +68,12 @@ class Timer:
         if not functions:
             raise ValueError("Timer: argument 'functions': expected at least one function, got {}")
         for name, function in functions.items():
+            given: Any = name
+            if not isinstance(given, str):
+                raise TypeError(
+                    "Timer: argument 'functions': expected a str as the name of each function, got "
+                    f"{given!r}"
+                )
             if not callable(function):
                 raise TypeError(
                     f"Timer: argument 'functions': expected something to call for {name!r}, got "

@@ -6,7 +6,6 @@ import contextlib
 import gzip
 import json
 import os
-import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -19,9 +18,11 @@ from rich.console import Console
 from torch._C._autograd import DeviceType
 
 from cuda_ops import output, spec
+from cuda_ops.build import cache
 from cuda_ops.errors import CudaOpsError
 from cuda_ops.names import HOME, apart
-from cuda_ops.runtime.arguments import check_flag, checked_path
+from cuda_ops.runtime import profilers
+from cuda_ops.runtime.arguments import check_count, check_flag, checked_path
 from cuda_ops.runtime.tracing.kernel_table import CopyTime, GpuWork, KernelTime, Overlap, gpu_work
 from cuda_ops.runtime.tracing.table import render
 
@@ -83,7 +84,13 @@ class Trace:
         return self._why_no_gpu
 
     def table(self, top: int = 20) -> str:
-        """Returns the tables as text, at most ``top`` rows of each; our operators are always in."""
+        """Returns the tables as text, at most ``top`` rows of each; our operators are always in.
+
+        Raises:
+            ValueError: ``top`` is no int of 0 or more.
+            RuntimeError: the block has not ended.
+        """
+        check_count("Trace.table", "top", top, 0)
         console = Console(width=_WIDTH, color_system=None, highlight=False, soft_wrap=True)
         shown = render(self, top)
         output.keep_words(console, shown)
@@ -140,7 +147,8 @@ def trace(
         ValueError: the path has another suffix.
         FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError: the path cannot
             be written; before the block runs.
-        RuntimeError: a trace or a profiler of torch is running already.
+        RuntimeError: a trace or a profiler of torch is running already; in the block, where one
+            starts there, in another thread too.
 
     >>> import torch, cuda_ops.runtime
     >>> with cuda_ops.runtime.trace() as traced:
@@ -151,18 +159,15 @@ def trace(
     check_flag("trace", "shapes", shapes)
     check_flag("trace", "stacks", stacks)
     target = None if path is None else _checked(path)
-    if torch.autograd.profiler._is_profiler_enabled:
-        raise RuntimeError(
-            "trace: expected no other trace or profiler of torch to be running, got one; only one "
-            "at a time can record"
-        )
+    profilers.check_free("trace")
     traced = Trace(target)
     profiler = _profiler(shapes, stacks)
     _synchronize()  # what was started earlier is no part of it
     profiler.start()
     failed = True
     try:
-        yield traced
+        with profilers.kept("trace"):
+            yield traced
         failed = False
     finally:
         _finish(traced, profiler, failed)
@@ -233,14 +238,11 @@ def _written(profiler: torch.profiler.profile, target: Path | None) -> list[dict
     with tempfile.TemporaryDirectory(prefix=".trace-", dir=folder) as temporary:
         file = Path(temporary, "trace.json")
         profiler.export_chrome_trace(str(file))
-        text = file.read_text(encoding="utf-8", errors="replace")
-        if target is not None:
-            if target.suffix == ".gz":
-                packed = file.with_suffix(".json.gz")
-                with file.open("rb") as source, gzip.open(packed, "wb") as sink:
-                    shutil.copyfileobj(source, sink)
-                file = packed
-            file.replace(target)
+        data = file.read_bytes()
+    if target is not None:
+        packed = gzip.compress(data) if target.suffix == ".gz" else data
+        cache.write(target, packed, mode=None)
+    text = data.decode(errors="replace")
     try:
         events: list[dict[str, Any]] = json.loads(text, strict=False)["traceEvents"]
     except (ValueError, KeyError) as error:
