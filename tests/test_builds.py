@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import torch
 from conftest import ScratchOp
 
 from cuda_ops.build import commands, compiling, logs, toolchain, wrappers
+from cuda_ops.build.discovery import discover
 from cuda_ops.compile_ops import compile_ops
 from cuda_ops.errors import BuildError, ManifestError
 from cuda_ops.registry import registry
@@ -94,6 +96,22 @@ def test_killed_builds_leave_nothing_that_hangs_or_breaks(
     scratch_op.reload()
     assert time.monotonic() - start < 60
     assert torch.equal(scratch_op.function(X), X * 4)
+
+
+@pytest.mark.parametrize("name", ["a$b", "a|b", "a:b"])
+def test_a_folder_that_ninja_would_misread_is_named(
+    scratch_op: ScratchOp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    scratch_op.write("v * 6")
+    cache, root = tmp_path / name, tmp_path / f"root{name}"
+    monkeypatch.setenv("CUDA_OPS_CACHE", str(cache))
+    with pytest.raises(BuildError, match=rf"cache {re.escape(str(cache))}\S*: expected a folder"):
+        scratch_op.build()
+    monkeypatch.delenv("CUDA_OPS_CACHE")
+    shutil.copytree(scratch_op.binding.parents[1], root)
+    pair = next(pair for pair in discover([root]) if pair.stem == scratch_op.binding.stem)
+    with pytest.raises(BuildError, match=rf"root {re.escape(str(root))}: expected a folder"):
+        compiling.build(pair)
 
 
 def test_cache_that_cannot_be_written(

@@ -257,6 +257,18 @@ def _publish_installed(pair: Pair, archs: tuple[str, ...], path: Path) -> bool:
     return fits
 
 
+#: What ninja reads in a path as more than a letter, of which torch escapes none.
+_SIGNS = "$|:\n"
+
+
+def _check_for_ninja(pair: Pair, folder: Path, what: str) -> None:
+    if sign := next((letter for letter in str(folder) if letter in _SIGNS), ""):
+        raise BuildError(
+            f"{pair.key}: {what} {folder}: expected a folder without {sign!r} in its path, which "
+            "ninja takes for more than a letter; name it otherwise"
+        )
+
+
 def _compile(
     pair: Pair, archs: tuple[str, ...], text: Text, work: Path, verbose: bool, debug: bool
 ) -> Text:
@@ -273,6 +285,8 @@ def _compile(
         raise BuildError(f"{pair.key}: {problem}")
     if pair.kind is not Kind.NATIVE and (fault := guest_text.fault_of(pair)):
         raise BuildError(f"{pair.key}: {fault}")
+    _check_for_ninja(pair, pair.root, "root")
+    _check_for_ninja(pair, work, "cache")
     path = library_path(pair, archs, text, debug)
     marker = cache.usable(work) / cache.MARKER
     marker.touch()
