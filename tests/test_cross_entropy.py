@@ -367,6 +367,20 @@ def test_the_gradient_may_take_the_place_of_the_logits(
 
 
 @on_each_device
+@pytest.mark.parametrize("view", ["unfolded", "expanded"])
+def test_logits_whose_rows_share_memory_are_not_written_over(view: str, device: str) -> None:
+    x, labels = torch.randn(9, device=device, requires_grad=True), torch.tensor([1, 2, 3])
+
+    def gradient(overwrite: bool) -> torch.Tensor:
+        y = 2 * x
+        rows = y.unfold(0, 5, 2) if view == "unfolded" else y[:5].expand(3, 5)
+        loss = cuda_ops.softmax_cross_entropy(rows, labels.to(device), overwrite_logits=overwrite)
+        return torch.autograd.grad(loss, x)[0]
+
+    torch.testing.assert_close(gradient(True), gradient(False))
+
+
+@on_each_device
 def test_overwritten_logits_give_no_second_gradient(device: str) -> None:
     logits, labels = drawn((3,), 20, 0)
     x, labels = logits.to(device).requires_grad_(), labels.to(device)

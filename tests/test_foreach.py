@@ -200,6 +200,31 @@ def test_memory_may_not_be_written_twice(device: str) -> None:
 
 
 @on_each_device
+@pytest.mark.parametrize(("shape", "strides", "got"), [
+    ((3, 5), (2, 1), "one of overlapping rows"),  # windows
+    ((3, 5), (1, 2), "one of overlapping rows"),
+    ((2, 2), (3, 3), "one of overlapping rows"),
+    ((2, 2, 3), (9, 4, 6), ""),
+    ((3, 5), (0, 1), "one with stride 0"),
+    ((3, 5), (6, 1), ""),
+    ((2, 3), (3, 5), ""),
+    ((3, 1), (0, 0), "one with stride 0"),
+    ((0, 5), (0, 0), ""),
+])  # fmt: skip
+def test_elements_may_not_share_memory_where_they_are_written(
+    shape: tuple[int, ...], strides: tuple[int, ...], got: str, device: str
+) -> None:
+    y = torch.zeros(40, device=device).as_strided(shape, strides)
+    x = torch.ones(shape, device=device)
+    if not got:
+        cuda_ops.foreach_axpy_([x], [y])
+        assert torch.equal(x, y)
+        return
+    with pytest.raises(RuntimeError, match=f"'ys': expected a tensor whose .*, got {got}$"):
+        cuda_ops.foreach_axpy_([x], [y])
+
+
+@on_each_device
 def test_memory_shared_far_apart_in_long_lists(device: str) -> None:
     for at in (0, 450, 899):
         everything = torch.arange(4000.0, device=device)

@@ -7,6 +7,7 @@ may be symbolic, so sizes that must agree go through ``torch._check``.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -72,9 +73,10 @@ def check_arguments(op: OpSpec, values: Sequence[Any]) -> dict[str, Any]:
         else:
             check_dtype(op, name, tensor.dtype, allowed)
             sharing = (name, tensor) if shares else sharing
-        if position in op.written and _is_repeated(tensor):
+        if position in op.written and is_repeated(tensor):
             expected = "a tensor whose elements share no memory, as the operator writes it"
-            refuse(op, name, expected, "one with stride 0")
+            has_0 = any(is_true(stride == 0) for stride in tensor.stride())
+            refuse(op, name, expected, "one with stride 0" if has_0 else "one of overlapping rows")
         bind_dims(op, name, group_of(op, i), tensor.shape, bound)
     _check_ints(op, values, bound)
     _check_floats(op, values)
@@ -85,11 +87,24 @@ def check_arguments(op: OpSpec, values: Sequence[Any]) -> dict[str, Any]:
     return bound | {name: values[op.argument_names.index(name)] for name in ints}
 
 
-def _is_repeated(tensor: torch.Tensor) -> bool:
+def is_repeated(tensor: torch.Tensor) -> bool:
+    """Says whether elements of a tensor share memory, as far as two of its dims tell, in sizes that
+    are known.
+    """
     if any(is_true(size == 0) for size in tensor.shape):
         return False
-    dims = zip(tensor.shape, tensor.stride(), strict=True)
-    return any(is_true(stride == 0) and is_true(size > 1) for size, stride in dims)
+    dims = list(zip(tensor.shape, tensor.stride(), strict=True))
+    if any(is_true(stride == 0) and is_true(size > 1) for size, stride in dims):
+        return True
+    known = [(n, step) for n, step in dims if type(n) is int and type(step) is int and n > 1]
+    return any(_meet(*pair) for pair in itertools.combinations(known, 2))
+
+
+def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Says whether steps along two dims, of a size and a stride each, lead to one element."""
+    (n, x), (m, y) = one, other
+    common = math.gcd(x, y)
+    return y // common < n and x // common < m
 
 
 def _check_lists(op: OpSpec, values: Sequence[Any], first: torch.Tensor | None) -> None:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from cuda_ops.derive import gradient, rules
 from cuda_ops.derive.arguments import bind
-from cuda_ops.derive.checks import names_text, refuse
+from cuda_ops.derive.checks import is_repeated, names_text, refuse
 from cuda_ops.hookspecs import hookimpl
 from cuda_ops.ops import _tuned
 from cuda_ops.spec import Autograd, BenchmarkCase, Candidates, Claims, OpSpec, Peer
@@ -77,7 +77,11 @@ def cuda_ops_autograd(op: OpSpec) -> Autograd | None:
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any, **keywords: Any) -> None:
         derived.setup_context(ctx, inputs, output, **keywords)
         logits, lse = inputs[0], output[1]
-        ctx.overwrites = bind(op, inputs, {})[at] and logits.shape[:-1] == lse.shape
+        ctx.overwrites = (
+            bind(op, inputs, {})[at]
+            and logits.shape[:-1] == lse.shape
+            and not is_repeated(logits)  # one number would have the gradients of several
+        )
 
     def backward(ctx: Any, *grads: Any) -> Any:
         # Compilers plan memory themselves, and a derivative of this one needs the logits.

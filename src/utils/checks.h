@@ -194,10 +194,10 @@ struct Checks {
     for (const Passed& one : passed) extents.emplace_back(View(*one.tensor));
     const auto is_written = [&](size_t i) { return rules->written[passed[i].position]; };
     for (size_t i = 0; i < passed.size(); ++i) {
-      if (!is_written(i) || !extents[i].is_repeated) continue;
+      if (!is_written(i) || extents[i].repeated == nullptr) continue;
       refuse(rules->names[passed[i].position],
              "a tensor whose elements share no memory, as the operator writes it",
-             "one with stride 0");
+             extents[i].repeated);
     }
     // By address, since lists may hold thousands: each is compared with those that begin within it.
     std::vector<size_t> order(passed.size());

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <numeric>
 
 #include "tensor.h"
 
@@ -12,8 +13,9 @@ namespace detail {
 // The bytes from the first element to the last.
 struct Extent {
   uintptr_t begin = 0, end = 0;
-  bool is_dense = true;      // each byte belongs to one element
-  bool is_repeated = false;  // some bytes belong to several elements
+  bool is_dense = true;  // each byte belongs to one element
+  // What it is if some bytes belong to several elements, as far as two dims tell; else null.
+  const char* repeated = nullptr;
 
   explicit Extent(const View& tensor) {
     int64_t last = 0, numel = 1;
@@ -22,13 +24,24 @@ struct Extent {
       numel *= size;
       if (size < 2) continue;
       last += (size - 1) * tensor.strides[d];
-      is_repeated = is_repeated || tensor.strides[d] == 0;
+      if (tensor.strides[d] == 0) repeated = "one with stride 0";
+      for (int before = 0; before < d && repeated == nullptr; ++before) {
+        if (meet(tensor, before, d)) repeated = "one of overlapping rows";
+      }
     }
-    is_repeated = is_repeated && numel > 0;
-    if (numel == 0) return;
+    if (numel == 0) {
+      repeated = nullptr;
+      return;
+    }
     begin = reinterpret_cast<uintptr_t>(tensor.data);
     end = begin + static_cast<uintptr_t>((last + 1) * size_of(tensor.dtype));
     is_dense = last + 1 == numel;
+  }
+
+  // Whether steps along two dims lead to one element: a * stride = b * other stride.
+  static bool meet(const View& tensor, int a, int b) {
+    const int64_t x = tensor.strides[a], y = tensor.strides[b], common = std::gcd(x, y);
+    return common > 0 && y / common < tensor.size(a) && x / common < tensor.size(b);
   }
 
   // Whether both have some byte for certain. Tensors with gaps may lie within each other's, which
