@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CHECKS": "checks",
-    "EPSILONS": "compare",
     "quick_error": "quick",
     "PROFILES": "profiles",
     "Profile": "profiles",
@@ -48,6 +47,7 @@ _HOMES = {
     "strategy": "samples",
     "Subject": "subject",
     "describe": "subject",
+    "EPSILONS": "tolerance",
 }
 __all__ = list(_HOMES)
 

@@ -241,13 +241,14 @@ def strategy(op: OpSpec) -> st.SearchStrategy[Sample] | None:
     return _draw_sample(op, known) if len(known) == len(scalars) else None
 
 
-def undrawn(op: OpSpec) -> tuple[str, str]:
-    """Returns the argument for which :func:`strategy` has no values, and its type."""
-    return next(
-        (argument.name, schema_type(argument))
-        for i, argument in enumerate(sampled_arguments(op))
-        if i not in op.tensor_positions and _scalar(op, argument) is None
-    )
+def undrawn(op: OpSpec) -> str | None:
+    """Returns the type and the name of an argument for which :func:`strategy` has no values, if the
+    operator has a signature line.
+    """
+    for i, argument in enumerate(sampled_arguments(op) if op.signature is not None else ()):
+        if i not in op.tensor_positions and _scalar(op, argument) is None:
+            return f"{schema_type(argument)} '{argument.name}'"
+    return None
 
 
 @st.composite

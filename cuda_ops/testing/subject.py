@@ -100,10 +100,9 @@ class Subject:
     def incomparable(self) -> str:
         """Why the operator's results cannot be compared; empty if they can."""
         if self.strategy is None:
-            if self.op.signature is None:
+            if (undrawn := samples.undrawn(self.op)) is None:
                 return "no samples: give a signature line or implement cuda_ops_samples"
-            name, kind = samples.undrawn(self.op)
-            return f"no samples: none are drawn of {kind} '{name}': implement cuda_ops_samples"
+            return f"no samples: none are drawn of {undrawn}: implement cuda_ops_samples"
         if self.reference is None:
             return f"{NO_REFERENCE}: implement cuda_ops_reference"
         return ""
