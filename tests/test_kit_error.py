@@ -156,8 +156,7 @@ def test_a_result_that_no_number_below_0_or_beyond_1_has_can_be_judged(
         (x,) = ctx.saved_tensors
         return grad / (x * (1 - x)).sqrt() / 2
 
-    function = lambda x: x.sqrt().asin()  # noqa: E731
-    entry = _times(described, backward, "f(Tensor x) -> Tensor", function)
+    entry = _times(described, backward, "f(Tensor x) -> Tensor", lambda x: x.sqrt().asin())
     assert entry.passed, entry
 
 
@@ -172,8 +171,8 @@ def test_a_mask_beside_the_result_is_not_compared(described: Callable[..., Subje
         (x,) = ctx.saved_tensors
         return grad * (x > 0)
 
-    function = lambda x: (x.clamp(min=0), x > 0)  # noqa: E731
-    entry = _times(described, backward, "f(Tensor x) -> (Tensor, Tensor)", function, "()->(),()")
+    schema = "f(Tensor x) -> (Tensor, Tensor)"
+    entry = _times(described, backward, schema, lambda x: (x.clamp(min=0), x > 0), "()->(),()")
     assert entry.passed, entry
 
 
@@ -204,9 +203,8 @@ def test_own_samples_without_a_line_may_be_large(described: Callable[..., Subjec
 
 
 def test_what_cannot_be_drawn_is_named(described: Callable[..., Subject]) -> None:
-    function = lambda x, c: x * c[0]  # noqa: E731
-    strategy = st.just(Sample((X, [2])))
-    subject = described("f(Tensor x, int[] c) -> Tensor", function, "()->()", strategy=strategy)
+    schema, strategy = "f(Tensor x, int[] c) -> Tensor", st.just(Sample((X, [2])))
+    subject = described(schema, lambda x, c: x * c[0], "()->()", strategy=strategy)
     expected = "no samples: none are drawn of int[] 'c': implement cuda_ops_samples"
     assert replace(subject, strategy=None).incomparable == expected
 

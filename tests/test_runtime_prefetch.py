@@ -426,7 +426,7 @@ def test_trees_keep_their_types() -> None:
     assert mapped["example"].name == "n"
 
 
-class Labeled(list):  # type: ignore[type-arg]
+class Labeled(list[Any]):
     """A list whose constructor takes something else."""
 
     def __init__(self, label: str, *items: Any) -> None:
@@ -434,7 +434,7 @@ class Labeled(list):  # type: ignore[type-arg]
         self.label = label
 
 
-class Point(tuple):  # type: ignore[type-arg]
+class Point(tuple[Any, ...]):
     """A tuple whose constructor takes something else."""
 
     label: str

@@ -43,12 +43,12 @@ def one_by_one(functions: dict[str, Callable[..., Any]]) -> dict[str, Callable[.
 
     def backward(ctx: Any, *grads: Any) -> Any:
         lengths = ctx.form.arguments
-        one_by_one = ctx.needs_input_grad
-        ctx.needs_input_grad = tuple(_nested(one_by_one[1:], lengths))
+        of_leaves = ctx.needs_input_grad
+        ctx.needs_input_grad = tuple(_nested(of_leaves[1:], lengths))
         try:
             gradients = functions["backward"](ctx, *_nested(grads, ctx.form.results))
         finally:
-            ctx.needs_input_grad = one_by_one  # for another backward of the same graph
+            ctx.needs_input_grad = of_leaves  # for another backward of the same graph
         flat: list[Any] = [None]
         for gradient, length in zip(gradients, lengths, strict=False):  # None for defaults
             if length is None:

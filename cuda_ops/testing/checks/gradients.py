@@ -73,7 +73,7 @@ def gradient_declared(case: Case) -> None:
             assert found is not None, f"'{name}' gets no gradient, and there is no error"
 
 
-def rows(op: OpSpec, dtype: torch.dtype = torch.float64) -> list[Sample]:
+def _rows(op: OpSpec, dtype: torch.dtype) -> list[Sample]:
     """Returns calls with several rows, since a gradient may be their sum, with each optional tensor
     left out, and with each other bool and word. Drawn samples of so few elements mostly have one
     row.
@@ -112,7 +112,7 @@ _MISMATCH = (
 def rows_of_each(op: OpSpec) -> list[Sample]:
     """Returns rows of complex numbers too, where the operator takes them, and real ones if so."""
     wide = [d for d in (torch.float64, torch.complex128) if d in op.dtypes] or [torch.float64]
-    return [sample for dtype in wide for sample in rows(op, dtype)]
+    return [sample for dtype in wide for sample in _rows(op, dtype)]
 
 
 def without_wide(subject: Subject, device: str) -> str:
