@@ -287,7 +287,7 @@ Args:
     reduction: "mean" over the rows that are not ignored, NaN if there are none; "sum"; or "none".
     overwrite_logits: write the gradient over the logits, which hold it after the backward pass: one
         tensor of their size less. Another backward pass through them raises. Without effect under
-        torch.compile and torch.func, for a second derivative, and where rows of logits broadcast.
+        torch.compile and torch.func, for a second derivative, and where rows of logits share memory.
 
 Errors: RuntimeError for any other dtype, shapes that do not fit, mixed devices, a label_smoothing out
 of range, second derivatives, and on the CPU a label out of range. On a GPU the loss of such a row is
